@@ -1,0 +1,9 @@
+//! The only home of tokio, of files and of the S3 client: drives the machines of `tiering-core`.
+//!
+//! Owns: the runtime and its life, requests to the object store, header scans of local segments, admission of transfers,
+//! timers, and this node's registry of manifests. Does not own: decisions (they are in `tiering-core`), stored bytes
+//! (`log-format`), Erlang terms (`nif`).
+
+pub mod manifests;
+pub mod remote_tier;
+pub mod stats;

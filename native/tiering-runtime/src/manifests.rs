@@ -1,0 +1,191 @@
+//! The manifests that readers of this node may use, by stream.
+//!
+//! Owns the node's copy of each *persisted* manifest and tells waiters when it changes. Does not own what is in a manifest,
+//! nor when one counts as persisted: the upload driver publishes, the shell marks and forgets.
+//!
+//! A stream that was never marked has no entry; callers must treat that as unknown, never as empty.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use log_format::manifest::Root;
+use tokio::sync::watch;
+
+/// Id of a stream: unique per incarnation, safe in an object key.
+pub type StreamId = Arc<str>;
+
+/// A persisted manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResolvedManifest {
+    /// The manifest itself.
+    pub root: Arc<Root>,
+    /// Version of its pointer in the metadata store (0 = never persisted, empty).
+    pub revision: u64,
+    /// Epoch of the writer that published it.
+    pub epoch: u64,
+}
+
+/// What this node knows of a stream's manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ManifestState {
+    /// There may be one; it is not known yet. Readers wait or fail closed.
+    Pending,
+    /// Known.
+    Resolved(ResolvedManifest),
+}
+
+impl ManifestState {
+    /// The manifest, if it is known.
+    #[must_use]
+    pub const fn resolved(&self) -> Option<&ResolvedManifest> {
+        match self {
+            Self::Pending => None,
+            Self::Resolved(manifest) => Some(manifest),
+        }
+    }
+}
+
+/// The registry. The lock is held for a look-up or an insertion only.
+#[derive(Debug, Default)]
+pub struct Manifests {
+    streams: Mutex<HashMap<StreamId, watch::Sender<ManifestState>>>,
+}
+
+impl Manifests {
+    /// An empty registry.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, watch::Sender<ManifestState>>> {
+        // Nothing panics while the lock is held, so a poisoned map is still a whole one.
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the stream known; does not replace a manifest that is resolved.
+    pub fn mark_pending(&self, stream_id: &str) {
+        let mut streams = self.lock();
+        if !streams.contains_key(stream_id) {
+            streams.insert(Arc::from(stream_id), watch::Sender::new(ManifestState::Pending));
+        }
+    }
+
+    /// Sets the persisted manifest and wakes those who wait for it or for its growth.
+    pub fn publish(&self, stream_id: &str, manifest: ResolvedManifest) {
+        let state = ManifestState::Resolved(manifest);
+        let mut streams = self.lock();
+        match streams.get(stream_id) {
+            // send_replace wakes tasks; it runs none of them, so the lock is still held for nanoseconds only.
+            Some(sender) => drop(sender.send_replace(state)),
+            None => drop(streams.insert(Arc::from(stream_id), watch::Sender::new(state))),
+        }
+    }
+
+    /// Drops the stream; those who wait see the end of the change notification.
+    pub fn forget(&self, stream_id: &str) {
+        let forgotten = self.lock().remove(stream_id);
+        drop(forgotten);
+    }
+
+    /// What is known; `None` for a stream that was never marked.
+    #[must_use]
+    pub fn get(&self, stream_id: &str) -> Option<ManifestState> {
+        self.lock().get(stream_id).map(|sender| sender.borrow().clone())
+    }
+
+    /// The manifest if it is resolved.
+    #[must_use]
+    pub fn resolved(&self, stream_id: &str) -> Option<ResolvedManifest> {
+        match self.get(stream_id) {
+            Some(ManifestState::Resolved(manifest)) => Some(manifest),
+            Some(ManifestState::Pending) | None => None,
+        }
+    }
+
+    /// Change notification: the receiver sees every state from now on (only the newest, if it is slow) and an error
+    /// from `changed()` once the stream is forgotten. `None` for a stream that was never marked.
+    #[must_use]
+    pub fn subscribe(&self, stream_id: &str) -> Option<watch::Receiver<ManifestState>> {
+        self.lock().get(stream_id).map(watch::Sender::subscribe)
+    }
+
+    /// Completes once the stream is not pending: with its manifest, or `None` when it is unknown or was forgotten meanwhile.
+    pub async fn wait_resolved(&self, stream_id: &str) -> Option<ResolvedManifest> {
+        let mut receiver = self.subscribe(stream_id)?;
+        let state = receiver.wait_for(|state| state.resolved().is_some()).await.ok()?;
+        state.resolved().cloned()
+    }
+
+    /// Calls back once the stream is not pending (see [`Self::wait_resolved`]), always from a thread of `runtime`.
+    pub fn on_resolved<F>(self: &Arc<Self>, runtime: &tokio::runtime::Handle, stream_id: &str, callback: F)
+    where
+        F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
+    {
+        let manifests = Arc::clone(self);
+        let stream_id = stream_id.to_owned();
+        runtime.spawn(async move { callback(manifests.wait_resolved(&stream_id).await) });
+    }
+
+    /// How many streams are known.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(next_offset: u64, revision: u64) -> ResolvedManifest {
+        ResolvedManifest { root: Arc::new(Root::empty_at(next_offset)), revision, epoch: 1 }
+    }
+
+    #[test]
+    fn unknown_pending_resolved_are_three_things() {
+        let manifests = Manifests::new();
+        assert_eq!(manifests.get("s"), None);
+        manifests.mark_pending("s");
+        assert_eq!(manifests.get("s"), Some(ManifestState::Pending));
+        manifests.publish("s", manifest(7, 1));
+        manifests.mark_pending("s");
+        assert_eq!(manifests.resolved("s"), Some(manifest(7, 1)));
+        manifests.forget("s");
+        assert_eq!(manifests.get("s"), None);
+    }
+
+    #[tokio::test]
+    async fn waiters_see_the_resolve_and_the_growth() {
+        let manifests = Arc::new(Manifests::new());
+        manifests.mark_pending("s");
+        let waiter = {
+            let manifests = Arc::clone(&manifests);
+            tokio::spawn(async move { manifests.wait_resolved("s").await })
+        };
+        tokio::task::yield_now().await;
+        manifests.publish("s", manifest(7, 1));
+        assert_eq!(waiter.await.ok().flatten(), Some(manifest(7, 1)));
+
+        let mut growth = manifests.subscribe("s").expect("known");
+        manifests.publish("s", manifest(9, 2));
+        growth.changed().await.expect("still known");
+        assert_eq!(growth.borrow().resolved(), Some(&manifest(9, 2)));
+    }
+
+    #[tokio::test]
+    async fn forgetting_ends_the_wait() {
+        let manifests = Manifests::new();
+        assert_eq!(manifests.wait_resolved("never marked").await, None);
+        manifests.mark_pending("s");
+        let mut changes = manifests.subscribe("s").expect("known");
+        manifests.forget("s");
+        assert!(changes.changed().await.is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! Node-wide counters and gauges of the native side, one row each.
+//!
+//! Owns the numbers and their names. Does not own their export: the NIF hands over one snapshot, Erlang names and publishes it.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use crate::remote_tier::{StoreError, StoreErrorKind};
+
+/// One counter or gauge.
+#[derive(Debug, Default)]
+pub struct Stat(AtomicI64);
+
+impl Stat {
+    /// Adds.
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// Adds one.
+    pub fn increment(&self) {
+        self.add(1);
+    }
+
+    /// Takes away (gauges only).
+    pub fn subtract(&self, amount: u64) {
+        self.0.fetch_sub(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// Sets (gauges only).
+    pub fn set(&self, value: u64) {
+        self.0.store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// Reads.
+    #[must_use]
+    pub fn get(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Adds one now and takes it away when the guard is dropped, however that comes about.
+    pub fn hold(&self) -> StatGuard<'_> {
+        self.increment();
+        StatGuard(self)
+    }
+}
+
+/// Keeps a gauge up by one.
+#[derive(Debug)]
+pub struct StatGuard<'a>(&'a Stat);
+
+impl Drop for StatGuard<'_> {
+    fn drop(&mut self) {
+        self.0.subtract(1);
+    }
+}
+
+macro_rules! stats {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Every counter and gauge of one engine.
+        #[derive(Debug, Default)]
+        pub struct Stats {
+            $($(#[doc = $doc])+ pub $name: Stat,)+
+        }
+
+        impl Stats {
+            /// Name and value of every row.
+            #[must_use]
+            pub fn snapshot(&self) -> Vec<(&'static str, i64)> {
+                vec![$((stringify!($name), self.$name.get()),)+]
+            }
+        }
+    };
+}
+
+stats! {
+    /// GETs of whole objects sent (each attempt counts, here and below).
+    get_requests,
+    /// Ranged GETs sent.
+    get_range_requests,
+    /// HEADs sent.
+    head_requests,
+    /// PUTs sent.
+    put_requests,
+    /// DeleteObjects sent.
+    delete_requests,
+    /// LISTs sent.
+    list_requests,
+    /// Requests that are being answered (gauge).
+    requests_in_flight,
+    /// Object bytes received.
+    received_bytes,
+    /// Object bytes of PUTs that succeeded.
+    sent_bytes,
+    /// Objects deleted.
+    objects_deleted,
+    /// Objects that a DeleteObjects could not delete.
+    objects_delete_failed,
+    /// Requests tried again by the retrying wrapper.
+    request_retries,
+    /// Requests that failed, of any kind; the rows below say which.
+    request_errors,
+    /// The object is not there.
+    request_errors_not_found,
+    /// A condition did not hold.
+    request_errors_precondition,
+    /// Refused credentials or rights (403).
+    request_errors_access_denied,
+    /// The bucket is not there.
+    request_errors_no_such_bucket,
+    /// Wrong region.
+    request_errors_wrong_region,
+    /// The store refused the bytes because of their checksum.
+    request_errors_checksum,
+    /// The store asked to slow down (429, 503 SlowDown).
+    request_errors_throttled,
+    /// The store failed (5xx).
+    request_errors_server,
+    /// No answer in time.
+    request_errors_timeout,
+    /// The connection could not be made or broke.
+    request_errors_connection,
+    /// TLS handshakes that failed.
+    request_errors_tls,
+    /// Answers that are not what the protocol says.
+    request_errors_malformed,
+    /// Anything else.
+    request_errors_other,
+
+    /// Fragment transfers that were admitted and are running (gauge).
+    transfers_in_flight,
+    /// Fragment transfers that wait for admission (gauge).
+    transfers_pending,
+    /// Fragment transfers that were larger than the rate limit's burst and were admitted on credit.
+    transfers_oversized,
+    /// Fragments stored.
+    fragments_uploaded,
+    /// Bytes of fragments stored.
+    fragment_bytes_uploaded,
+    /// Fragment transfers that failed.
+    fragment_upload_failures,
+    /// Manifest roots stored.
+    roots_uploaded,
+    /// Manifest roots that could not be stored.
+    root_upload_failures,
+    /// Upload tasks that died without an answer (a bug; the upload is tried again).
+    tasks_lost,
+
+    /// Header scans of local segments.
+    scans,
+    /// Chunk headers that scans saw.
+    chunks_scanned,
+    /// Bytes of local files that scans read.
+    scan_read_bytes,
+
+    /// Streams that are being tiered (gauge).
+    streams_open,
+}
+
+impl Stats {
+    /// Counts a failed request by kind.
+    pub fn count_error(&self, error: &StoreError) {
+        self.request_errors.increment();
+        let row = match error.kind() {
+            StoreErrorKind::NotFound => &self.request_errors_not_found,
+            StoreErrorKind::Precondition => &self.request_errors_precondition,
+            StoreErrorKind::AccessDenied => &self.request_errors_access_denied,
+            StoreErrorKind::NoSuchBucket => &self.request_errors_no_such_bucket,
+            StoreErrorKind::WrongRegion => &self.request_errors_wrong_region,
+            StoreErrorKind::Checksum => &self.request_errors_checksum,
+            StoreErrorKind::Throttled => &self.request_errors_throttled,
+            StoreErrorKind::Server => &self.request_errors_server,
+            StoreErrorKind::Timeout => &self.request_errors_timeout,
+            StoreErrorKind::Connection => &self.request_errors_connection,
+            StoreErrorKind::Tls => &self.request_errors_tls,
+            StoreErrorKind::Malformed => &self.request_errors_malformed,
+            StoreErrorKind::InvalidRange
+            | StoreErrorKind::TooLarge
+            | StoreErrorKind::LocalRead
+            | StoreErrorKind::Unexpected(_) => &self.request_errors_other,
+        };
+        row.increment();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_comes_down_with_its_guard() {
+        let stats = Stats::default();
+        {
+            let _held = stats.transfers_in_flight.hold();
+            assert_eq!(stats.transfers_in_flight.get(), 1);
+        }
+        assert_eq!(stats.transfers_in_flight.get(), 0);
+    }
+
+    #[test]
+    fn every_error_has_a_row() {
+        let stats = Stats::default();
+        stats.count_error(&StoreError::new(StoreErrorKind::Unexpected(418), "teapot"));
+        stats.count_error(&StoreError::new(StoreErrorKind::AccessDenied, "no"));
+        let rows: std::collections::HashMap<_, _> = stats.snapshot().into_iter().collect();
+        assert_eq!(rows.get("request_errors"), Some(&2));
+        assert_eq!(rows.get("request_errors_other"), Some(&1));
+        assert_eq!(rows.get("request_errors_access_denied"), Some(&1));
+    }
+}
