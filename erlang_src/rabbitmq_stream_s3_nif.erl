@@ -1,0 +1,206 @@
+%% Stubs of the native core and its loading: nothing else.
+%%
+%% Owns the binding of priv/rabbitmq_stream_s3_nif.so to this module. Knows nothing of what the
+%% calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is replaced with it.
+-module(rabbitmq_stream_s3_nif).
+
+-export([interface_version/0,
+         engine_open/3,
+         engine_close/1,
+         engine_probe/3,
+         engine_stats/1,
+         engine_set_rate/3,
+         list_objects/5,
+         delete_objects/4]).
+-export([stream_open/4,
+         stream_event/2,
+         stream_status/1,
+         stream_close/1]).
+-export([manifest_mark_pending/2,
+         manifest_forget/2,
+         manifest_range/2,
+         manifest_await/4,
+         route/5]).
+-export([reader_open/5,
+         reader_read/2,
+         reader_close/1,
+         chunk_entries/5]).
+
+-export_type([engine/0, stream/0, reader/0, stream_id/0, push/0]).
+
+-nifs([interface_version/0,
+       engine_open/3,
+       engine_close/1,
+       engine_probe/3,
+       engine_stats/1,
+       engine_set_rate/3,
+       list_objects/5,
+       delete_objects/4,
+       stream_open/4,
+       stream_event/2,
+       stream_status/1,
+       stream_close/1,
+       manifest_mark_pending/2,
+       manifest_forget/2,
+       manifest_range/2,
+       manifest_await/4,
+       route/5,
+       reader_open/5,
+       reader_read/2,
+       reader_close/1,
+       chunk_entries/5]).
+
+-on_load(load/0).
+
+-opaque engine() :: reference().
+-opaque stream() :: reference().
+-opaque reader() :: reference().
+-type stream_id() :: binary().
+-type offset() :: non_neg_integer().
+-type text() :: binary().
+-type spec() ::
+    first | last | next | {offset, offset()} | {abs, offset()} | {timestamp, integer()}.
+-type local_spec() :: first | last | next | {offset, offset()} | {timestamp, integer()}.
+-type event() ::
+    {pointer, {ok, non_neg_integer(), non_neg_integer(), pos_integer()} | not_found | error}
+    | {committed, offset() | -1, offset() | -1}
+    | {anchor, ok | error}
+    | {pointer_committed, {ok, pos_integer()} | conflict | not_found | error}
+    | {retention, #{max_bytes => non_neg_integer(), max_age_ms => non_neg_integer()}}
+    | cut.
+-type range() ::
+    #{first_offset := offset(),
+      next_offset := offset(),
+      first_timestamp := integer(),
+      total_size := non_neg_integer(),
+      revision := non_neg_integer(),
+      epoch := non_neg_integer(),
+      fragments := non_neg_integer()}.
+-type push() ::
+    read_pointer
+    | write_anchor
+    | {commit_pointer, non_neg_integer(), non_neg_integer(), non_neg_integer()}
+    | {range, range()}
+    | {recovery, local_log_ahead | remote_tier_ahead, offset(), offset()}
+    | {problem, atom(), text()}
+    | {recovered, atom()}
+    | {stopped, deleted | conflict_lost | bug}.
+-type entry() ::
+    {offset(), binary()}
+    | {offset(), {batch, non_neg_integer(), 0..7, non_neg_integer(), binary()}}.
+-type bug() :: {error, {bug, text()}}.
+
+-spec load() -> ok | {error, term()}.
+load() ->
+    Dir =
+        case code:priv_dir(rabbitmq_stream_s3) of
+            {error, bad_name} ->
+                Ebin = filename:dirname(code:which(?MODULE)),
+                filename:join(filename:dirname(Ebin), "priv");
+            Priv ->
+                Priv
+        end,
+    erlang:load_nif(filename:join(Dir, "rabbitmq_stream_s3_nif"), 0).
+
+-spec interface_version() -> pos_integer().
+interface_version() ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_open(pid(), reference(), map()) ->
+    {ok, engine()} | {error, {atom(), text()}}.
+engine_open(_Owner, _Ref, _Config) ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_close(engine()) -> ok | bug().
+engine_close(_Engine) ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_probe(engine(), pid(), reference()) -> ok | {error, closed} | bug().
+engine_probe(_Engine, _Pid, _Ref) ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_stats(engine()) -> #{atom() => integer()} | bug().
+engine_stats(_Engine) ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_set_rate(engine(), unlimited | pos_integer(), default | pos_integer()) ->
+    ok | bug().
+engine_set_rate(_Engine, _BytesPerSecond, _BurstBytes) ->
+    erlang:nif_error(not_loaded).
+
+-spec list_objects(engine(), pid(), reference(), stream_id(), start | binary()) ->
+    ok | {error, closed} | bug().
+list_objects(_Engine, _Pid, _Ref, _StreamId, _Token) ->
+    erlang:nif_error(not_loaded).
+
+-spec delete_objects(engine(), pid(), reference(), [binary()]) ->
+    ok | {error, closed} | bug().
+delete_objects(_Engine, _Pid, _Ref, _Keys) ->
+    erlang:nif_error(not_loaded).
+
+-spec stream_open(engine(), pid(), reference(), map()) ->
+    {ok, stream()} | {error, closed} | bug().
+stream_open(_Engine, _Owner, _Ref, _Config) ->
+    erlang:nif_error(not_loaded).
+
+-spec stream_event(stream(), event()) -> ok | {error, busy | closed} | bug().
+stream_event(_Stream, _Event) ->
+    erlang:nif_error(not_loaded).
+
+-spec stream_status(stream()) -> map() | bug().
+stream_status(_Stream) ->
+    erlang:nif_error(not_loaded).
+
+-spec stream_close(stream()) -> ok | bug().
+stream_close(_Stream) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_mark_pending(engine(), stream_id()) -> ok | bug().
+manifest_mark_pending(_Engine, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_forget(engine(), stream_id()) -> ok | bug().
+manifest_forget(_Engine, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_range(engine(), stream_id()) ->
+    {ok, offset(), offset()} | pending | none | bug().
+manifest_range(_Engine, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_await(engine(), pid(), reference(), stream_id()) ->
+    ok | {error, closed} | bug().
+manifest_await(_Engine, _Pid, _Ref, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
+-spec route(engine(), stream_id(), spec(), offset() | -1, offset()) ->
+    {local, local_spec()}
+    | {remote, offset()}
+    | pending
+    | {error, {offset_out_of_range, empty | {offset(), offset()}}}
+    | bug().
+route(_Engine, _StreamId, _Spec, _LocalFirst, _LocalNext) ->
+    erlang:nif_error(not_loaded).
+
+-spec reader_open(engine(), pid(), term(), stream_id(), {offset | timestamp, integer()}) ->
+    {ok, reader()} | {error, closed | busy} | bug().
+reader_open(_Engine, _Owner, _Wake, _StreamId, _Start) ->
+    erlang:nif_error(not_loaded).
+
+-spec reader_read(reader(), offset()) ->
+    {chunk, map(), binary(), binary(), binary()}
+    | wait
+    | {local, offset()}
+    | {error, atom(), text()}
+    | bug().
+reader_read(_Reader, _MaxChunkId) ->
+    erlang:nif_error(not_loaded).
+
+-spec reader_close(reader()) -> ok | bug().
+reader_close(_Reader) ->
+    erlang:nif_error(not_loaded).
+
+-spec chunk_entries(binary(), non_neg_integer(), offset(), non_neg_integer(), pos_integer()) ->
+    {[entry()], non_neg_integer(), offset(), non_neg_integer()} | {error, corrupt} | bug().
+chunk_entries(_Data, _Position, _Offset, _NumLeft, _Max) ->
+    erlang:nif_error(not_loaded).
