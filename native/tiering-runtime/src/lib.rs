@@ -6,4 +6,5 @@
 
 pub mod manifests;
 pub mod remote_tier;
+pub mod settings;
 pub mod stats;

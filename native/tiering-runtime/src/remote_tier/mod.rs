@@ -15,8 +15,16 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 mod error;
+mod instrumented;
+mod retrying;
+mod s3;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use error::{StoreError, StoreErrorKind};
+pub use instrumented::Instrumented;
+pub use retrying::{Retrying, RetryingPolicy};
+pub use s3::{S3RemoteTier, TrustError};
 
 /// At most this many keys in one `delete` and one `list` page: S3's own limit.
 pub const KEYS_MAX: usize = 1000;

@@ -1,0 +1,82 @@
+//! A wrapper that counts requests, bytes and failures.
+//!
+//! Sits right above the store, so that each attempt counts. Does not change any request or answer.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture};
+use crate::stats::{Stat, Stats};
+
+/// Counts what passes through.
+pub struct Instrumented {
+    inner: Arc<dyn RemoteTier>,
+    stats: Arc<Stats>,
+}
+
+impl Instrumented {
+    /// Wraps a store.
+    pub fn new(inner: Arc<dyn RemoteTier>, stats: Arc<Stats>) -> Self {
+        Self { inner, stats }
+    }
+
+    fn count<'a, T: Send + 'a>(
+        &'a self,
+        requests: &'a Stat,
+        request: StoreFuture<'a, T>,
+        on_success: impl FnOnce(&Stats, &T) + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        Box::pin(async move {
+            requests.increment();
+            let _in_flight = self.stats.requests_in_flight.hold();
+            let outcome: Result<T, StoreError> = request.await;
+            match &outcome {
+                Ok(answer) => on_success(&self.stats, answer),
+                Err(error) => self.stats.count_error(error),
+            }
+            outcome
+        })
+    }
+}
+
+impl RemoteTier for Instrumented {
+    fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
+        let len_bytes = request.body.len_bytes();
+        self.count(&self.stats.put_requests, self.inner.put(request), move |stats, ()| {
+            stats.sent_bytes.add(len_bytes);
+        })
+    }
+
+    fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
+        self.count(&self.stats.get_requests, self.inner.get(key, max_bytes), |stats, bytes| {
+            stats.received_bytes.add(bytes.len() as u64);
+        })
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
+        self.count(&self.stats.get_range_requests, self.inner.get_range(key, range), |stats, bytes| {
+            stats.received_bytes.add(bytes.len() as u64);
+        })
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
+        self.count(&self.stats.head_requests, self.inner.head(key), |_, _| ())
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+        self.count(&self.stats.list_requests, self.inner.list(prefix, token, max_keys), |_, _| ())
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
+        self.count(&self.stats.delete_requests, self.inner.delete(keys), |stats, outcome| {
+            stats.objects_deleted.add(outcome.deleted as u64);
+            stats.objects_delete_failed.add(outcome.failed.len() as u64);
+        })
+    }
+
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        self.count(&self.stats.list_requests, self.inner.probe(), |_, ()| ())
+    }
+}

@@ -1,0 +1,311 @@
+//! The remote tier on any S3-compatible store, through `aws-sdk-s3`.
+//!
+//! Owns requests on the wire: streamed PUTs with a known length, an unsigned payload and a checksum that the store verifies;
+//! bounded GETs; answers that are nonsense become errors. Does not own retries or counting (the wrappers do).
+
+mod body;
+mod client;
+mod fold;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::primitives::{ByteStream, SdkBody};
+use aws_sdk_s3::types::{Delete, ObjectIdentifier};
+use bytes::{Bytes, BytesMut};
+use tokio::sync::OnceCell;
+
+pub use client::TrustError;
+
+use self::body::{FramedBody, Progress};
+use super::{
+    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier, StoreError,
+    StoreErrorKind, StoreFuture,
+};
+use crate::settings::Config;
+
+/// One bucket of an S3-compatible store.
+pub struct S3RemoteTier {
+    config: Config,
+    authorities: Option<Vec<u8>>,
+    // Made at the first request: finding credentials reads files, which opening an engine must not wait for.
+    client: OnceCell<Client>,
+}
+
+impl S3RemoteTier {
+    /// A store for these settings. Reads the file with the authorities, if one is set; makes no request.
+    ///
+    /// # Errors
+    /// If that file cannot be used.
+    pub fn new(config: &Config) -> Result<Self, TrustError> {
+        let authorities = config.tls_ca_file.as_deref().map(client::read_authorities).transpose()?;
+        Ok(Self { config: config.clone(), authorities, client: OnceCell::new() })
+    }
+
+    async fn client(&self) -> &Client {
+        self.client.get_or_init(|| client::connect(&self.config, self.authorities.clone())).await
+    }
+
+    fn silence_limit(&self) -> Duration {
+        // The SDK times the connecting by itself; the silence limit must not cut that short.
+        self.config.request_timeout().max(self.config.connect_timeout())
+    }
+
+    async fn put_object(&self, request: PutRequest, progress: Arc<Progress>) -> Result<(), StoreError> {
+        let PutRequest { key, body, crc32, metadata } = request;
+        let len_bytes = body.len_bytes();
+        let content_length = i64::try_from(len_bytes)
+            .map_err(|_| StoreError::new(StoreErrorKind::TooLarge, "longer than any object can be"))?;
+        let body = match body {
+            PutBody::Bytes(bytes) => SdkBody::from(bytes),
+            PutBody::Source(source) => {
+                SdkBody::from_body_1_x(FramedBody::new(source.open(), len_bytes, progress))
+            }
+        };
+        let mut put = self
+            .client()
+            .await
+            .put_object()
+            .bucket(&self.config.bucket)
+            .key(key)
+            .content_length(content_length)
+            .body(ByteStream::new(body));
+        for (name, value) in metadata {
+            put = put.metadata(name, value);
+        }
+        let checksum = log_format::crc::to_base64(crc32);
+        put.customize()
+            .disable_payload_signing()
+            // The SDK would hash the bytes itself, over plain http even sign them. We know the sum from the chunk headers.
+            // The second header is what makes Ceph verify the first.
+            .mutate_request(move |request| {
+                let headers = request.headers_mut();
+                headers.insert("x-amz-checksum-crc32", checksum.clone());
+                headers.insert("x-amz-sdk-checksum-algorithm", "CRC32");
+            })
+            .send()
+            .await
+            .map(drop)
+            .map_err(|error| fold::sdk_error(&error))
+    }
+
+    async fn get_object(&self, key: &str, max_bytes: u64, progress: &Progress) -> Result<Bytes, StoreError> {
+        let answer = self
+            .client()
+            .await
+            .get_object()
+            .bucket(&self.config.bucket)
+            .key(key)
+            .send()
+            .await
+            .map_err(|error| fold::sdk_error(&error))?;
+        progress.touch();
+        let announced = announced_length(answer.content_length())?;
+        if announced > max_bytes {
+            let text = format!("{announced} bytes, at most {max_bytes} are accepted");
+            return Err(StoreError::new(StoreErrorKind::TooLarge, text));
+        }
+        collect(answer.body, announced, progress).await
+    }
+
+    async fn get_object_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        progress: &Progress,
+    ) -> Result<Bytes, StoreError> {
+        let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else {
+            return Err(StoreError::new(StoreErrorKind::InvalidRange, format!("{range:?} is empty")));
+        };
+        let answer = self
+            .client()
+            .await
+            .get_object()
+            .bucket(&self.config.bucket)
+            .key(key)
+            .range(format!("bytes={}-{last}", range.start))
+            .send()
+            .await
+            .map_err(|error| fold::sdk_error(&error))?;
+        progress.touch();
+        // A store that ignores the range would answer with the whole object, and its first bytes would look like ours.
+        let starts_there = answer
+            .content_range()
+            .and_then(|value| value.strip_prefix("bytes "))
+            .and_then(|value| value.split('-').next())
+            .and_then(|start| start.trim().parse::<u64>().ok())
+            == Some(range.start);
+        if !starts_there {
+            return Err(StoreError::new(StoreErrorKind::Malformed, "the answer is not the range asked for"));
+        }
+        let announced = announced_length(answer.content_length())?;
+        if announced > range.end - range.start {
+            return Err(StoreError::new(StoreErrorKind::Malformed, "the answer is longer than the range asked for"));
+        }
+        collect(answer.body, announced, progress).await
+    }
+
+    async fn head_object(&self, key: &str) -> Result<ObjectMeta, StoreError> {
+        let answer = self
+            .client()
+            .await
+            .head_object()
+            .bucket(&self.config.bucket)
+            .key(key)
+            .send()
+            .await
+            .map_err(|error| fold::sdk_error(&error))?;
+        let metadata = answer.metadata().map(|all| all.iter().map(|(k, v)| (k.to_lowercase(), v.clone())).collect());
+        Ok(ObjectMeta {
+            size_bytes: announced_length(answer.content_length())?,
+            metadata: metadata.unwrap_or_default(),
+        })
+    }
+
+    async fn list_objects(
+        &self,
+        prefix: &str,
+        token: Option<&str>,
+        max_keys: usize,
+    ) -> Result<ListPage, StoreError> {
+        let answer = self
+            .client()
+            .await
+            .list_objects_v2()
+            .bucket(&self.config.bucket)
+            .prefix(prefix)
+            .set_continuation_token(token.map(str::to_owned))
+            .max_keys(i32::try_from(max_keys.clamp(1, KEYS_MAX)).unwrap_or(1))
+            .send()
+            .await
+            .map_err(|error| fold::sdk_error(&error))?;
+        let next_token = match (answer.is_truncated(), answer.next_continuation_token()) {
+            (Some(true), Some(token)) => Some(token.to_owned()),
+            (Some(true), None) => {
+                return Err(StoreError::new(StoreErrorKind::Malformed, "a listing goes on but does not say where"));
+            }
+            _ => None,
+        };
+        let objects = answer.contents.unwrap_or_default().into_iter();
+        let objects = objects.filter_map(|object| {
+            let size_bytes = object.size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+            object.key.map(|key| ListedObject { key, size_bytes })
+        });
+        Ok(ListPage { objects: objects.collect(), next_token })
+    }
+
+    async fn delete_objects(&self, keys: &[String]) -> Result<DeleteOutcome, StoreError> {
+        if keys.is_empty() {
+            return Ok(DeleteOutcome { deleted: 0, failed: Vec::new() });
+        }
+        if keys.len() > KEYS_MAX {
+            let text = format!("{} keys, at most {KEYS_MAX} are possible", keys.len());
+            return Err(StoreError::new(StoreErrorKind::TooLarge, text));
+        }
+        let build = |error: aws_sdk_s3::error::BuildError| {
+            StoreError::new(StoreErrorKind::Unexpected(0), error.to_string())
+        };
+        let identifiers: Result<Vec<_>, _> =
+            keys.iter().map(|key| ObjectIdentifier::builder().key(key).build()).collect();
+        let delete =
+            Delete::builder().set_objects(Some(identifiers.map_err(build)?)).quiet(true).build().map_err(build)?;
+        let answer = self
+            .client()
+            .await
+            .delete_objects()
+            .bucket(&self.config.bucket)
+            .delete(delete)
+            .send()
+            .await
+            .map_err(|error| fold::sdk_error(&error))?;
+        let failed: Vec<_> = answer
+            .errors
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|error| error.code() != Some("NoSuchKey"))
+            .map(|error| {
+                let reason = error.code().unwrap_or("without a code").to_owned();
+                (error.key.unwrap_or_default(), reason)
+            })
+            .collect();
+        Ok(DeleteOutcome { deleted: keys.len().saturating_sub(failed.len()), failed })
+    }
+}
+
+fn announced_length(content_length: Option<i64>) -> Result<u64, StoreError> {
+    content_length
+        .and_then(|length| u64::try_from(length).ok())
+        .ok_or_else(|| StoreError::new(StoreErrorKind::Malformed, "the answer does not say how long it is"))
+}
+
+async fn collect(mut body: ByteStream, announced: u64, progress: &Progress) -> Result<Bytes, StoreError> {
+    let malformed = |text: &str| StoreError::new(StoreErrorKind::Malformed, text);
+    // `announced` is at most what the caller allows, so a lying store can make us allocate no more than that.
+    let capacity = usize::try_from(announced).map_err(|_| malformed("longer than memory"))?;
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.next().await {
+        let frame = frame.map_err(|error| fold::body_error(&error))?;
+        progress.touch();
+        if bytes.is_empty() {
+            bytes.reserve(capacity);
+        }
+        if bytes.len() + frame.len() > capacity {
+            return Err(malformed("the answer is longer than announced"));
+        }
+        bytes.extend_from_slice(&frame);
+    }
+    if bytes.len() == capacity {
+        Ok(bytes.freeze())
+    } else {
+        Err(StoreError::new(StoreErrorKind::Connection, "the answer ended early"))
+    }
+}
+
+impl RemoteTier for S3RemoteTier {
+    fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            let progress = Progress::start();
+            progress.guard(self.silence_limit(), self.put_object(request, Arc::clone(&progress))).await
+        })
+    }
+
+    fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
+        Box::pin(async move {
+            let progress = Progress::start();
+            progress.guard(self.silence_limit(), self.get_object(key, max_bytes, &progress)).await
+        })
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
+        Box::pin(async move {
+            let progress = Progress::start();
+            progress.guard(self.silence_limit(), self.get_object_range(key, range, &progress)).await
+        })
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
+        Box::pin(async move { Progress::start().guard(self.silence_limit(), self.head_object(key)).await })
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+        Box::pin(async move {
+            Progress::start().guard(self.silence_limit(), self.list_objects(prefix, token, max_keys)).await
+        })
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
+        Box::pin(async move { Progress::start().guard(self.silence_limit(), self.delete_objects(keys)).await })
+    }
+
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        // A listing names the reason in its body, which HEAD cannot; and without the right to list nothing works anyway.
+        Box::pin(async move {
+            Progress::start().guard(self.silence_limit(), self.list_objects(&self.config.prefix, None, 1)).await.map(drop)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! What goes over the wire, seen from a raw socket, and what nonsense from the other side becomes.
+
+use std::collections::BTreeMap;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::remote_tier::{BodyFrames, BodySource};
+use crate::settings::Secret;
+
+struct Request {
+    line: String,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+/// Answers one request with `response` and hands over what was asked.
+async fn serve_once(listener: TcpListener, response: Vec<u8>) -> Request {
+    let (mut socket, _) = listener.accept().await.expect("a connection");
+    let mut bytes = Vec::new();
+    let head_end = loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break end;
+        }
+        assert!(socket.read_buf(&mut bytes).await.expect("a request") > 0, "ended inside the head");
+    };
+    let head = String::from_utf8_lossy(&bytes[..head_end]).into_owned();
+    let mut lines = head.split("\r\n");
+    let line = lines.next().unwrap_or_default().to_owned();
+    let headers: BTreeMap<_, _> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
+        .collect();
+    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().expect("a number"));
+    let mut body = bytes.split_off(head_end + 4);
+    while body.len() < length {
+        assert!(socket.read_buf(&mut body).await.expect("a body") > 0, "ended inside the body");
+    }
+    socket.write_all(&response).await.expect("answered");
+    socket.shutdown().await.expect("closed");
+    Request { line, headers, body }
+}
+
+fn config(endpoint: String) -> Config {
+    Config {
+        bucket: "bucket".to_owned(),
+        endpoint: Some(endpoint),
+        path_style: true,
+        access_key_id: Some("AKTEST".to_owned()),
+        secret_access_key: Some(Secret::new("secret")),
+        request_timeout_ms: 5_000,
+        ..Config::default()
+    }
+}
+
+async fn tier_and_listener() -> (S3RemoteTier, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+    (S3RemoteTier::new(&config(endpoint)).expect("no file is read"), listener)
+}
+
+fn response(status: &str, headers: &[(&str, &str)], body: &str) -> Vec<u8> {
+    let mut text = format!("HTTP/1.1 {status}\r\nconnection: close\r\n");
+    for (name, value) in headers {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    if !headers.iter().any(|(name, _)| *name == "content-length") {
+        text.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    format!("{text}\r\n{body}").into_bytes()
+}
+
+struct Frames(Vec<&'static [u8]>);
+
+impl BodySource for Frames {
+    fn len_bytes(&self) -> u64 {
+        self.0.iter().map(|frame| frame.len() as u64).sum()
+    }
+
+    fn open(&self) -> BodyFrames {
+        let (sender, receiver) = mpsc::channel(self.0.len());
+        for frame in &self.0 {
+            sender.try_send(Ok(Bytes::from_static(frame))).expect("room for all");
+        }
+        receiver
+    }
+}
+
+fn assert_put_on_the_wire(request: &Request, bytes: &[u8]) {
+    assert_eq!(request.line.split('?').next(), Some("PUT /bucket/a/key"), "{}", request.line);
+    let header = |name: &str| request.headers.get(name).map(String::as_str);
+    assert_eq!(header("content-length"), Some(bytes.len().to_string().as_str()));
+    assert_eq!(header("x-amz-content-sha256"), Some("UNSIGNED-PAYLOAD"));
+    let checksum = log_format::crc::to_base64(log_format::crc::crc32(bytes));
+    assert_eq!(header("x-amz-checksum-crc32"), Some(checksum.as_str()));
+    assert_eq!(header("x-amz-sdk-checksum-algorithm"), Some("CRC32"));
+    assert_eq!(header("x-amz-meta-stream"), Some("s1"));
+    for absent in ["transfer-encoding", "content-encoding", "x-amz-trailer", "expect"] {
+        assert_eq!(header(absent), None, "{absent}");
+    }
+    let signed = header("authorization").and_then(|value| value.split("SignedHeaders=").nth(1)).unwrap_or_default();
+    for name in ["x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm", "x-amz-content-sha256", "x-amz-meta-stream"] {
+        assert!(signed.contains(name), "{name} is not among the signed headers {signed}");
+    }
+    assert_eq!(request.body, bytes);
+}
+
+async fn put_on_the_wire(body: PutBody, bytes: &[u8]) {
+    let (tier, listener) = tier_and_listener().await;
+    let server = tokio::spawn(serve_once(listener, response("200 OK", &[("etag", "\"x\"")], "")));
+    let put = PutRequest {
+        key: "a/key".to_owned(),
+        body,
+        crc32: log_format::crc::crc32(bytes),
+        metadata: vec![("stream", "s1".to_owned())],
+    };
+    assert_eq!(tier.put(put).await, Ok(()));
+    assert_put_on_the_wire(&server.await.expect("served"), bytes);
+}
+
+#[tokio::test]
+async fn a_streamed_put_is_plain_and_checked() {
+    let source = Arc::new(Frames(vec![b"hello ", b"wide ", b"world"]));
+    put_on_the_wire(PutBody::Source(source), b"hello wide world").await;
+}
+
+#[tokio::test]
+async fn a_put_from_memory_looks_the_same() {
+    put_on_the_wire(PutBody::Bytes(Bytes::from_static(b"root")), b"root").await;
+}
+
+async fn outcome_of<T, F>(response: Vec<u8>, request: F) -> Result<T, StoreErrorKind>
+where
+    F: AsyncFnOnce(&S3RemoteTier) -> Result<T, StoreError>,
+{
+    let (tier, listener) = tier_and_listener().await;
+    let server = tokio::spawn(serve_once(listener, response));
+    let outcome = request(&tier).await.map_err(|error| error.kind());
+    server.abort();
+    outcome
+}
+
+#[tokio::test]
+async fn a_lying_length_is_refused_before_it_is_believed() {
+    let huge = [("content-length", "1099511627776")];
+    let kind = outcome_of(response("200 OK", &huge, "x"), async |tier| tier.get("k", 1 << 20).await).await;
+    assert_eq!(kind, Err(StoreErrorKind::TooLarge));
+
+    let short = [("content-length", "10")];
+    let kind = outcome_of(response("200 OK", &short, "short"), async |tier| tier.get("k", 1 << 20).await).await;
+    assert_eq!(kind, Err(StoreErrorKind::Connection));
+}
+
+#[tokio::test]
+async fn a_range_is_the_range_or_an_error() {
+    let range = [("content-range", "bytes 3-6/20")];
+    let bytes = outcome_of(response("206 Partial Content", &range, "3456"), async |tier| tier.get_range("k", 3..7).await);
+    assert_eq!(bytes.await, Ok(Bytes::from_static(b"3456")));
+
+    let kind = outcome_of(response("200 OK", &[], "0123"), async |tier| tier.get_range("k", 3..7).await).await;
+    assert_eq!(kind, Err(StoreErrorKind::Malformed), "the range was ignored");
+
+    let kind = outcome_of(response("206 Partial Content", &range, "345678"), async |tier| tier.get_range("k", 3..7).await);
+    assert_eq!(kind.await, Err(StoreErrorKind::Malformed), "too long");
+
+    let kind = outcome_of(Vec::new(), async |tier| tier.get_range("k", 7..7).await).await;
+    assert_eq!(kind, Err(StoreErrorKind::InvalidRange));
+}
+
+fn error_document(code: &str) -> String {
+    format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>")
+}
+
+#[tokio::test]
+async fn answers_become_kinds() {
+    for (status, body, kind) in [
+        ("404 Not Found", error_document("NoSuchKey"), StoreErrorKind::NotFound),
+        ("404 Not Found", error_document("NoSuchBucket"), StoreErrorKind::NoSuchBucket),
+        ("403 Forbidden", error_document("SignatureDoesNotMatch"), StoreErrorKind::AccessDenied),
+        ("503 Service Unavailable", error_document("SlowDown"), StoreErrorKind::Throttled),
+        ("500 Internal Server Error", "no xml".to_owned(), StoreErrorKind::Server),
+        ("502 Bad Gateway", "<html>".to_owned(), StoreErrorKind::Server),
+        ("400 Bad Request", error_document("BadDigest"), StoreErrorKind::Checksum),
+        ("301 Moved Permanently", error_document("PermanentRedirect"), StoreErrorKind::WrongRegion),
+        ("429 Too Many Requests", String::new(), StoreErrorKind::Throttled),
+        ("501 Not Implemented", error_document("NotImplemented"), StoreErrorKind::Unexpected(501)),
+    ] {
+        let outcome = outcome_of(response(status, &[], &body), async |tier| tier.get("k", 1024).await).await;
+        assert_eq!(outcome, Err(kind), "{status} {body}");
+    }
+}
+
+#[tokio::test]
+async fn nonsense_is_an_error_not_a_panic() {
+    for body in ["", "hello", "<ListBucketResult>", "<html><body>proxy</body></html>", "\u{0}\u{1}"] {
+        let outcome = outcome_of(response("200 OK", &[], body), async |tier| tier.list("p", None, 10).await).await;
+        assert!(outcome.is_err() || body.is_empty(), "{body:?} {outcome:?}");
+    }
+    let outcome = outcome_of(b"this is not http\r\n\r\n".to_vec(), async |tier| tier.get("k", 10).await).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    let endless = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>";
+    let outcome = outcome_of(response("200 OK", &[], endless), async |tier| tier.list("p", None, 10).await).await;
+    assert_eq!(outcome, Err(StoreErrorKind::Malformed));
+}
+
+#[tokio::test]
+async fn nobody_there_is_a_connection_error() {
+    let (tier, listener) = tier_and_listener().await;
+    drop(listener);
+    let kind = tier.probe().await.map_err(|error| error.kind());
+    assert_eq!(kind, Err(StoreErrorKind::Connection));
+}
+
+#[tokio::test]
+async fn silence_is_a_timeout() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+    let settings = Config { request_timeout_ms: 50, connect_timeout_ms: 50, ..config(endpoint) };
+    let tier = S3RemoteTier::new(&settings).expect("no file is read");
+    // The listener's backlog takes the connection; nobody ever answers.
+    let kind = tier.get("k", 10).await.map_err(|error| error.kind());
+    assert_eq!(kind, Err(StoreErrorKind::Timeout));
+    drop(listener);
+}
+
+#[tokio::test]
+async fn plain_http_where_tls_is_spoken_is_a_tls_error() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("https://{}", listener.local_addr().expect("an address"));
+    let tier = S3RemoteTier::new(&config(endpoint)).expect("no file is read");
+    let server = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.expect("a connection");
+        let mut hello = [0; 16];
+        socket.read_exact(&mut hello).await.expect("a client hello");
+        socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("answered");
+    });
+    let kind = tier.get("k", 10).await.map_err(|error| error.kind());
+    assert_eq!(kind, Err(StoreErrorKind::Tls));
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_source_that_breaks_off_says_why() {
+    struct Broken;
+    impl BodySource for Broken {
+        fn len_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn open(&self) -> BodyFrames {
+            let (sender, receiver) = mpsc::channel(2);
+            sender.try_send(Ok(Bytes::from_static(b"some"))).expect("room");
+            sender.try_send(Err(StoreError::new(StoreErrorKind::LocalRead, "gone"))).expect("room");
+            receiver
+        }
+    }
+    let (tier, listener) = tier_and_listener().await;
+    let accepting = tokio::spawn(async move { listener.accept().await });
+    let put =
+        PutRequest { key: "k".to_owned(), body: PutBody::Source(Arc::new(Broken)), crc32: 0, metadata: Vec::new() };
+    let outcome = tier.put(put).await;
+    assert_eq!(outcome, Err(StoreError::new(StoreErrorKind::LocalRead, "gone")));
+    drop(accepting);
+}

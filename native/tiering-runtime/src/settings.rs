@@ -1,0 +1,250 @@
+//! Settings of one engine: defaults, validation, and secrets that do not print.
+//!
+//! Owns what a value may be. Does not own where it comes from: the shell reads the broker's configuration.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A value that must not be printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a value.
+    pub fn new(value: impl Into<String>) -> Self {
+        Self(value.into())
+    }
+
+    /// The value, for the signer only.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<redacted>")
+    }
+}
+
+/// Settings of one engine, checked by [`Config::validate`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Name of the bucket.
+    pub bucket: String,
+    /// Region of the bucket, also named in signatures.
+    pub region: String,
+    /// `http://` or `https://` base address of a store that is not AWS.
+    pub endpoint: Option<String>,
+    /// Whether the bucket goes into the path instead of the host name.
+    pub path_style: bool,
+    /// What every key starts with, without the slash at its end.
+    pub prefix: String,
+    /// Static key id; without one the SDK's chain (environment, profile, web identity, container, instance) is asked.
+    pub access_key_id: Option<String>,
+    /// Static secret; belongs to the key id.
+    pub secret_access_key: Option<Secret>,
+    /// Session token of temporary static keys.
+    pub session_token: Option<Secret>,
+    /// PEM file with the only authorities to trust; without one the system's are trusted.
+    pub tls_ca_file: Option<PathBuf>,
+    /// Must be true: the SDK's TLS client cannot be told not to verify. Name the authority in `tls_ca_file` instead.
+    pub tls_verify: bool,
+    /// Name of this cluster, written into object metadata.
+    pub cluster: String,
+    /// Payload bytes at which a fragment is cut.
+    pub fragment_size_bytes: u64,
+    /// Age at which a fragment is cut although it is small (0 = never).
+    pub fragment_max_age_ms: u64,
+    /// Fragments after which the manifest is persisted.
+    pub persist_threshold: u32,
+    /// Time after which a changed manifest is persisted.
+    pub persist_interval_ms: u64,
+    /// Byte rate of all transfers together; `None` = unlimited.
+    pub max_transfer_bytes_per_sec: Option<u64>,
+    /// Burst of that rate; `None` = as many bytes as a second allows, at least one fragment.
+    pub max_transfer_burst_bytes: Option<u64>,
+    /// Transfers that run at the same time on this node.
+    pub max_concurrent_transfers: usize,
+    /// Longest silence of the store within one request.
+    pub request_timeout_ms: u64,
+    /// Longest time to connect, TLS included.
+    pub connect_timeout_ms: u64,
+    /// Longest time of one fragment transfer, waiting for admission not counted.
+    pub transfer_deadline_ms: u64,
+    /// Threads of the runtime.
+    pub worker_threads: usize,
+    /// Size of one ranged GET.
+    pub read_request_size_bytes: u64,
+    /// Bytes that one reader may have fetched ahead.
+    pub read_ahead_bytes: u64,
+    /// Bytes that all readers of the node may hold together.
+    pub read_memory_bytes: u64,
+    /// Whether chunk data from the remote tier is checked against the chunk's own CRC.
+    pub verify_crc_on_read: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            bucket: String::new(),
+            region: "us-east-1".to_owned(),
+            endpoint: None,
+            path_style: false,
+            prefix: "rabbitmq/stream".to_owned(),
+            access_key_id: None,
+            secret_access_key: None,
+            session_token: None,
+            tls_ca_file: None,
+            tls_verify: true,
+            cluster: String::new(),
+            fragment_size_bytes: 64 << 20,
+            fragment_max_age_ms: 0,
+            persist_threshold: 5,
+            persist_interval_ms: 2_000,
+            max_transfer_bytes_per_sec: None,
+            max_transfer_burst_bytes: None,
+            max_concurrent_transfers: 8,
+            request_timeout_ms: 30_000,
+            connect_timeout_ms: 5_000,
+            transfer_deadline_ms: 180_000,
+            worker_threads: 2,
+            read_request_size_bytes: 4 << 20,
+            read_ahead_bytes: 16 << 20,
+            read_memory_bytes: 256 << 20,
+            verify_crc_on_read: true,
+        }
+    }
+}
+
+/// A setting with a value that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Which setting.
+    pub setting: &'static str,
+    /// What is wrong with it; never holds a secret.
+    pub text: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.setting, self.text)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Positions in a fragment's index are 32 bits wide and a fragment overshoots by up to a chunk, so stay far below 4 GiB.
+const FRAGMENT_SIZE_BYTES_MAX: u64 = 1 << 30;
+
+impl Config {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first setting that cannot be used.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let Self { bucket, region, endpoint, prefix, .. } = self;
+        check("bucket", !bucket.is_empty(), "must be set")?;
+        check("bucket", is_plain(bucket, "-_."), "only letters, digits, '-', '_' and '.' are possible")?;
+        check("region", !region.is_empty(), "must be set")?;
+        check("region", is_plain(region, "-_"), "only letters, digits, '-' and '_' are possible")?;
+        if let Some(endpoint) = endpoint {
+            let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+            let usable = rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()));
+            check("endpoint", usable, "must be an address that starts with http:// or https://")?;
+        }
+        check("prefix", !prefix.is_empty() && prefix.len() <= 256, "must have 1 to 256 characters")?;
+        check("prefix", is_plain(prefix, "-_./="), "only letters, digits, '-', '_', '.', '=' and '/' are possible")?;
+        let parts_fit = prefix.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
+        check("prefix", parts_fit, "must not start or end with '/', nor hold an empty, '.' or '..' part")?;
+        let both = self.access_key_id.is_some() == self.secret_access_key.is_some();
+        check("access_key_id", both, "key id and secret must be set together")?;
+        let has_keys = self.session_token.is_none() || self.access_key_id.is_some();
+        check("session_token", has_keys, "needs key id and secret")?;
+        check("tls_verify", self.tls_verify, "cannot be switched off; name the authority in tls_ca_file")?;
+        in_range("fragment_size_bytes", self.fragment_size_bytes, 1, FRAGMENT_SIZE_BYTES_MAX)?;
+        in_range("persist_threshold", u64::from(self.persist_threshold), 1, 10_000)?;
+        in_range("persist_interval_ms", self.persist_interval_ms, 1, DAY_MS)?;
+        in_range("fragment_max_age_ms", self.fragment_max_age_ms, 0, 365 * DAY_MS)?;
+        in_range("max_transfer_bytes_per_sec", self.max_transfer_bytes_per_sec.unwrap_or(1), 1, 1 << 50)?;
+        in_range("max_transfer_burst_bytes", self.max_transfer_burst_bytes.unwrap_or(1), 1, 1 << 50)?;
+        in_range("max_concurrent_transfers", self.max_concurrent_transfers as u64, 1, 1024)?;
+        in_range("request_timeout_ms", self.request_timeout_ms, 1, DAY_MS)?;
+        in_range("connect_timeout_ms", self.connect_timeout_ms, 1, DAY_MS)?;
+        in_range("transfer_deadline_ms", self.transfer_deadline_ms, 1, DAY_MS)?;
+        in_range("worker_threads", self.worker_threads as u64, 1, 256)?;
+        in_range("read_request_size_bytes", self.read_request_size_bytes, 4096, 1 << 30)?;
+        in_range("read_ahead_bytes", self.read_ahead_bytes, 4096, 1 << 40)?;
+        in_range("read_memory_bytes", self.read_memory_bytes, 1 << 20, 1 << 50)
+    }
+
+    /// [`Self::request_timeout_ms`] as a duration.
+    #[must_use]
+    pub const fn request_timeout(&self) -> Duration {
+        Duration::from_millis(self.request_timeout_ms)
+    }
+
+    /// [`Self::connect_timeout_ms`] as a duration.
+    #[must_use]
+    pub const fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
+    }
+}
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+fn is_plain(value: &str, besides: &str) -> bool {
+    value.chars().all(|c| c.is_ascii_alphanumeric() || besides.contains(c))
+}
+
+fn check(setting: &'static str, holds: bool, text: &str) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError { setting, text: text.to_owned() }) }
+}
+
+fn in_range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
+    check(setting, (min..=max).contains(&value), &format!("{value} is not between {min} and {max}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usable() -> Config {
+        Config { bucket: "streams".to_owned(), ..Config::default() }
+    }
+
+    #[test]
+    fn defaults_need_a_bucket_only() {
+        assert_eq!(Config::default().validate().map_err(|e| e.setting), Err("bucket"));
+        assert_eq!(usable().validate(), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let refused = |change: fn(&mut Config)| {
+            let mut config = usable();
+            change(&mut config);
+            config.validate().map_err(|e| e.setting).err()
+        };
+        assert_eq!(refused(|c| c.endpoint = Some("store:9000".to_owned())), Some("endpoint"));
+        assert_eq!(refused(|c| c.prefix = "/a".to_owned()), Some("prefix"));
+        assert_eq!(refused(|c| c.prefix = "a/../b".to_owned()), Some("prefix"));
+        assert_eq!(refused(|c| c.access_key_id = Some("AK".to_owned())), Some("access_key_id"));
+        assert_eq!(refused(|c| c.session_token = Some(Secret::new("t"))), Some("session_token"));
+        assert_eq!(refused(|c| c.tls_verify = false), Some("tls_verify"));
+        assert_eq!(refused(|c| c.fragment_size_bytes = 8 << 30), Some("fragment_size_bytes"));
+        assert_eq!(refused(|c| c.max_concurrent_transfers = 0), Some("max_concurrent_transfers"));
+    }
+
+    #[test]
+    fn secrets_do_not_print() {
+        let mut config = usable();
+        config.access_key_id = Some("AKID".to_owned());
+        config.secret_access_key = Some(Secret::new("very secret"));
+        config.session_token = Some(Secret::new("token secret"));
+        assert!(!format!("{config:?}").contains("secret\""), "{config:?}");
+        assert!(!format!("{config:#?}").contains("very secret"));
+    }
+}
