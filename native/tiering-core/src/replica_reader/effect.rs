@@ -1,0 +1,154 @@
+//! What the upload machine wants done, as a closed set. Effects are idempotent: running one twice costs, but never harms.
+
+use std::sync::Arc;
+
+use log_format::manifest::Root;
+
+use super::event::Pointer;
+use crate::fragment_assembly::FragmentPlan;
+
+/// Work for the driver. Every effect that has an answer carries the `generation` that its answer must repeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Ask the shell for the pointer.
+    ReadPointer {
+        /// Repeated by the answer.
+        generation: u64,
+    },
+    /// GET and decode the root that the pointer names.
+    GetRoot {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Which root.
+        pointer: Pointer,
+    },
+    /// Read chunk headers from `from_offset` up to and including chunk `up_to_chunk_id`.
+    Scan {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Chunk id of the first chunk wanted.
+        from_offset: u64,
+        /// Highest committed chunk id.
+        up_to_chunk_id: u64,
+        /// At most this many chunks.
+        max_chunks: usize,
+        /// Stop after this many chunk bytes.
+        max_bytes: u64,
+    },
+    /// Ask the shell to make the anchor durable.
+    WriteAnchor {
+        /// Repeated by the answer.
+        generation: u64,
+    },
+    /// PUT one fragment (through the governor), under a random key.
+    Transfer {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Reference of the fragment; the same when it is tried again.
+        transfer: u64,
+        /// What to send.
+        plan: Arc<FragmentPlan>,
+    },
+    /// Give up transfers of this and earlier generations: their results are no longer wanted.
+    CancelTransfers {
+        /// Highest generation to cancel.
+        generation: u64,
+    },
+    /// PUT a root, under a random key.
+    PutRoot {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Epoch for the key.
+        epoch: u64,
+        /// What to write.
+        root: Arc<Root>,
+    },
+    /// Ask the shell for the compare-and-swap of the pointer.
+    CommitPointer {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Epoch of the new pointer.
+        epoch: u64,
+        /// Random part of the new root's key.
+        uid: u32,
+        /// Revision that must still be there; 0 = no pointer yet.
+        expected_revision: u64,
+    },
+    /// The manifest in `root` is persisted: readers may use it, local retention may trim below its next offset.
+    Publish {
+        /// The persisted manifest.
+        root: Arc<Root>,
+        /// Its revision (0 = never persisted, empty).
+        revision: u64,
+    },
+    /// Delete objects that no persisted manifest names any more (keys relative to the stream).
+    Delete {
+        /// What to delete.
+        objects: Vec<StoredObject>,
+    },
+    /// Tell the operator about a recovery that gave something up.
+    Recovered {
+        /// Which kind.
+        kind: Recovery,
+        /// Manifest's next offset before.
+        from_offset: u64,
+        /// Offset at which uploading goes on.
+        to_offset: u64,
+    },
+    /// A problem began, changed (said once per change), or ended (`None`).
+    Problem {
+        /// Kind and text.
+        problem: Option<Problem>,
+    },
+    /// The machine is finished; nothing more comes.
+    Stop {
+        /// Why.
+        reason: StopReason,
+    },
+}
+
+/// An object of one stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredObject {
+    /// A fragment.
+    Fragment {
+        /// Its first offset.
+        first_offset: u64,
+        /// Random part of its key.
+        uid: u32,
+    },
+    /// A manifest root.
+    Root {
+        /// Epoch in its key.
+        epoch: u64,
+        /// Random part of its key.
+        uid: u32,
+    },
+}
+
+/// Recoveries that an operator must hear of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// Local retention removed what was not uploaded yet.
+    LocalLogAhead,
+    /// The remote tier has a timeline that the local log does not.
+    RemoteTierAhead,
+}
+
+/// What keeps the stream from being tiered right now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `anchor`, `metadata`.
+    pub kind: &'static str,
+    /// For people.
+    pub text: String,
+}
+
+/// Why a machine stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The stream was deleted.
+    Deleted,
+    /// A writer with a higher epoch owns the manifest.
+    Deposed,
+}
