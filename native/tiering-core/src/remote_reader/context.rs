@@ -1,0 +1,330 @@
+//! What every phase of the read machine shares: the effects it wants, its memory account, and how it bears faults.
+
+use std::collections::VecDeque;
+
+use super::effect::{Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
+use super::retry::Jitter;
+use super::settings::{Counters, Settings};
+use crate::replica_reader::Failure;
+
+/// A request that is not a range of chunk bytes. There is at most one at a time.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    pub(super) id: u64,
+    pub(super) kind: LookupKind,
+    /// Faults so far.
+    attempts: u32,
+    /// Damaged answers so far.
+    damaged: u32,
+    state: LookupState,
+}
+
+#[derive(Debug)]
+enum LookupState {
+    InFlight,
+    Backoff { until_ms: u64 },
+}
+
+/// What is looked up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LookupKind {
+    Manifest,
+    Group(GroupRef),
+    /// The byte range is where the index can be.
+    Index {
+        fragment: FragmentRef,
+        start: u64,
+        end_max: u64,
+    },
+}
+
+/// What is to be done about a damaged answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Damaged {
+    /// It will be asked for again.
+    Again,
+    /// It was asked for again already.
+    Twice,
+}
+
+/// An object that the manifest names and the store does not have.
+#[derive(Debug)]
+struct Missing {
+    object: (u64, u32),
+    attempts: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) settings: Settings,
+    pub(super) counters: Counters,
+    pub(super) jitter: Jitter,
+    effects: VecDeque<Effect>,
+    last_id: u64,
+    lookup: Option<Lookup>,
+
+    /// Chunks and bytes delivered and not yet consumed.
+    pub(super) ready_chunks: usize,
+    pub(super) ready_bytes: u64,
+    /// Memory granted by the node's budget.
+    pub(super) held_bytes: u64,
+    reserve_pending: bool,
+    /// How much may be held and on its way, how many requests at once: grow while the consumer takes what comes.
+    pub(super) window_bytes: u64,
+    pub(super) depth: usize,
+    consumed_since_growth: u64,
+
+    /// Since when the consumer has nothing and the store has given nothing.
+    progress_ms: u64,
+    last_fault: Option<String>,
+    missing: Option<Missing>,
+    pub(super) manifest_unknown_since_ms: Option<u64>,
+    /// The chunk that was fetched again because its bytes were wrong.
+    pub(super) suspect_offset: Option<u64>,
+}
+
+impl Context {
+    pub(super) fn new(now_ms: u64, settings: Settings, seed: u64) -> Self {
+        Self {
+            settings,
+            counters: Counters::default(),
+            jitter: Jitter::new(seed),
+            effects: VecDeque::new(),
+            last_id: 0,
+            lookup: None,
+            ready_chunks: 0,
+            ready_bytes: 0,
+            held_bytes: 0,
+            reserve_pending: false,
+            window_bytes: settings.first_request_bytes,
+            depth: 1,
+            consumed_since_growth: 0,
+            progress_ms: now_ms,
+            last_fault: None,
+            missing: None,
+            manifest_unknown_since_ms: None,
+            suspect_offset: None,
+        }
+    }
+
+    pub(super) fn emit(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+    }
+
+    pub(super) fn pop_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// An id that no request had before.
+    pub(super) fn fresh_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    // Lookups.
+
+    pub(super) const fn has_lookup(&self) -> bool {
+        self.lookup.is_some()
+    }
+
+    /// Asks now.
+    pub(super) fn look_up(&mut self, kind: LookupKind) {
+        let id = self.fresh_id();
+        self.lookup = Some(Lookup { id, kind, attempts: 0, damaged: 0, state: LookupState::InFlight });
+        self.emit_lookup(id, kind);
+    }
+
+    /// Asks for the manifest, not before `until_ms`.
+    pub(super) fn look_up_manifest_at(&mut self, now_ms: u64, until_ms: u64) {
+        if until_ms <= now_ms {
+            return self.look_up(LookupKind::Manifest);
+        }
+        let id = self.fresh_id();
+        let state = LookupState::Backoff { until_ms };
+        self.lookup = Some(Lookup { id, kind: LookupKind::Manifest, attempts: 0, damaged: 0, state });
+    }
+
+    fn emit_lookup(&mut self, id: u64, kind: LookupKind) {
+        self.emit(match kind {
+            LookupKind::Manifest => Effect::RefreshManifest { id },
+            LookupKind::Group(group) => Effect::GetGroup { id, group },
+            LookupKind::Index { fragment, start, end_max } => Effect::GetIndex { id, fragment, start, end_max },
+        });
+    }
+
+    /// The lookup that waits for this answer.
+    pub(super) fn take_lookup(&mut self, id: u64) -> Option<Lookup> {
+        self.lookup.take_if(|lookup| lookup.id == id && matches!(lookup.state, LookupState::InFlight))
+    }
+
+    /// Gives up the lookup, if there is one.
+    pub(super) fn cancel_lookup(&mut self) {
+        if let Some(lookup) = self.lookup.take()
+            && matches!(lookup.state, LookupState::InFlight)
+            && lookup.kind != LookupKind::Manifest
+        {
+            self.emit(Effect::Cancel { id: lookup.id });
+        }
+    }
+
+    /// Asks again later.
+    pub(super) fn postpone_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) {
+        self.last_fault = Some(fault);
+        lookup.attempts += 1;
+        let until_ms = now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, lookup.attempts));
+        lookup.state = LookupState::Backoff { until_ms };
+        self.lookup = Some(lookup);
+    }
+
+    /// A damaged answer is asked for again once: the store, or the way from it, may have spoilt it.
+    pub(super) fn damaged_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) -> Damaged {
+        lookup.damaged += 1;
+        if lookup.damaged > 1 {
+            return Damaged::Twice;
+        }
+        self.postpone_lookup(now_ms, lookup, fault);
+        Damaged::Again
+    }
+
+    pub(super) fn retry_due_lookup(&mut self, now_ms: u64) {
+        let id = self.last_id + 1;
+        let Some(lookup) = &mut self.lookup else { return };
+        if !matches!(lookup.state, LookupState::Backoff { until_ms } if until_ms <= now_ms) {
+            return;
+        }
+        self.last_id = id;
+        lookup.id = id;
+        lookup.state = LookupState::InFlight;
+        let kind = lookup.kind;
+        if kind != LookupKind::Manifest {
+            self.counters.range_retries += 1;
+        }
+        self.emit_lookup(id, kind);
+    }
+
+    pub(super) fn lookup_due_ms(&self) -> Option<u64> {
+        match self.lookup.as_ref()?.state {
+            LookupState::Backoff { until_ms } => Some(until_ms),
+            LookupState::InFlight => None,
+        }
+    }
+
+    /// Whether a lookup waits for the store (the manifest is on this node, and has a deadline of its own).
+    pub(super) fn lookup_owes_store(&self) -> bool {
+        self.lookup.as_ref().is_some_and(|lookup| lookup.kind != LookupKind::Manifest)
+    }
+
+    // Faults.
+
+    /// The store gave something.
+    pub(super) fn progress(&mut self, now_ms: u64) {
+        self.progress_ms = now_ms;
+        self.last_fault = None;
+    }
+
+    /// How long to wait after this fault.
+    pub(super) fn fault(&mut self, now_ms: u64, attempt: u32, failure: &Failure) -> u64 {
+        self.last_fault = Some(text_of(failure).to_owned());
+        self.counters.range_retries += 1;
+        // A store in trouble is asked less at once; the window shows again what it can bear.
+        self.depth = (self.depth / 2).max(1);
+        now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, attempt))
+    }
+
+    /// When a consumer that is waiting for the store has waited long enough; `None` if it has chunks to take.
+    pub(super) fn stall_deadline_ms(&self) -> Option<u64> {
+        (self.ready_chunks == 0).then(|| self.progress_ms.saturating_add(self.settings.stall_deadline_ms))
+    }
+
+    pub(super) fn unavailable(&self) -> Finish {
+        let why = self.last_fault.as_deref().unwrap_or("no answer");
+        failed(FailureKind::Unavailable, format!("the remote tier does not answer: {why}"))
+    }
+
+    /// The store has no such object although the manifest names it. Returns when to look at the manifest again.
+    pub(super) fn object_missing(&mut self, now_ms: u64, object: (u64, u32)) -> Result<u64, Finish> {
+        let attempts = match &self.missing {
+            Some(missing) if missing.object == object => missing.attempts + 1,
+            _ => 1,
+        };
+        self.missing = Some(Missing { object, attempts });
+        if attempts >= self.settings.max_missing_attempts {
+            let (first_offset, uid) = object;
+            return Err(failed(
+                FailureKind::Lost,
+                format!("object {first_offset:020}.{uid:08x} is named by the manifest and not in the bucket"),
+            ));
+        }
+        // The first time it is most likely retention, which the current manifest tells about at once.
+        let wait_ms = match attempts {
+            1 => 0,
+            _ => self.jitter.backoff_ms(&self.settings, attempts - 1),
+        };
+        Ok(now_ms.saturating_add(wait_ms))
+    }
+
+    pub(super) fn object_found(&mut self, object: (u64, u32)) {
+        self.missing.take_if(|missing| missing.object == object);
+    }
+
+    // Memory.
+
+    pub(super) fn deliver(&mut self, chunk: Chunk) {
+        self.ready_chunks += 1;
+        self.ready_bytes += chunk.bytes.len() as u64;
+        self.counters.chunks_served += 1;
+        self.emit(Effect::Deliver(chunk));
+    }
+
+    /// The consumer took chunks.
+    pub(super) fn consumed(&mut self, now_ms: u64, chunks: usize, bytes: u64) {
+        debug_assert!(chunks <= self.ready_chunks && bytes <= self.ready_bytes);
+        self.ready_chunks = self.ready_chunks.saturating_sub(chunks);
+        self.ready_bytes = self.ready_bytes.saturating_sub(bytes);
+        if self.ready_chunks == 0 {
+            self.progress_ms = now_ms;
+        }
+        self.grow_window(bytes);
+    }
+
+    /// Bytes were used up: whoever uses up half of what was fetched ahead gets twice as much.
+    pub(super) fn grow_window(&mut self, bytes: u64) {
+        self.consumed_since_growth = self.consumed_since_growth.saturating_add(bytes);
+        if self.consumed_since_growth >= self.window_bytes / 2 {
+            self.consumed_since_growth = 0;
+            self.window_bytes = self.window_bytes.saturating_mul(2).min(self.settings.read_ahead_bytes);
+            self.depth = (self.depth * 2).min(self.settings.max_depth);
+        }
+    }
+
+    pub(super) fn reserve(&mut self, bytes: u64) {
+        if !self.reserve_pending && bytes > 0 {
+            self.reserve_pending = true;
+            self.emit(Effect::Reserve { bytes });
+        }
+    }
+
+    pub(super) fn granted(&mut self, bytes: u64) {
+        self.reserve_pending = false;
+        self.held_bytes = self.held_bytes.saturating_add(bytes);
+    }
+
+    /// Gives back what is held beyond `needed`.
+    pub(super) fn release_surplus(&mut self, needed: u64) {
+        let surplus = self.held_bytes.saturating_sub(needed);
+        if surplus > 0 {
+            self.held_bytes -= surplus;
+            self.emit(Effect::Release { bytes: surplus });
+        }
+    }
+}
+
+pub(super) fn failed(kind: FailureKind, text: impl Into<String>) -> Finish {
+    Finish::Failed { kind, text: text.into() }
+}
+
+pub(super) fn text_of(failure: &Failure) -> &str {
+    match failure {
+        Failure::Transient(text) | Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text) => text,
+    }
+}

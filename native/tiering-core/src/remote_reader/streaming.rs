@@ -1,0 +1,389 @@
+//! Reads on from a place: ranges ahead of the consumer, chunks in order, faults borne.
+//!
+//! Owns what is asked for next, and how much. Does not own finding a place, nor the memory account (the context does).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::assembly::{Assembly, Cut, DATA_START};
+use super::context::{Context, Lookup, LookupKind, failed, text_of};
+use super::cursor::{FragmentCursor, Step};
+use super::effect::{Effect, FailureKind, Finish, FragmentRef};
+use super::event::Start;
+use super::placing::{Placing, check_fragment, damaged, provide_group};
+use super::ranges::{Range, RangeQueue, RangeState};
+use super::{Next, Phase};
+use crate::replica_reader::Failure;
+
+/// Chunks in front of the place that was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Skip {
+    pub(super) until: Start,
+    /// The place must be a chunk's first offset.
+    pub(super) exact: bool,
+}
+
+/// Why no more chunks can be cut right now.
+#[derive(Debug, PartialEq, Eq)]
+enum Idle {
+    /// The consumer has enough.
+    Full,
+    /// Bytes are missing.
+    NeedBytes,
+    /// The fragment is through and the next one is not known yet.
+    FragmentEnd,
+}
+
+#[derive(Debug)]
+pub(super) struct Streaming {
+    cursor: FragmentCursor,
+    snapshot_ended: bool,
+    /// The fragment being cut, and those behind it that are known. Never empty.
+    fragments: VecDeque<FragmentRef>,
+    /// Next byte to ask for: fragment (number in `fragments`) and position in it.
+    frontier_index: usize,
+    frontier_position: u64,
+    assembly: Assembly,
+    ranges: RangeQueue,
+    skip: Option<Skip>,
+    /// An object that is gone. What is in front of it is still served, then the place is searched anew.
+    gone: Option<(u64, u32)>,
+}
+
+impl Streaming {
+    /// From byte `position` of the fragment, where chunk `chunk_id` starts.
+    pub(super) fn new(
+        context: &Context,
+        cursor: FragmentCursor,
+        fragment: FragmentRef,
+        position: u64,
+        chunk_id: u64,
+        skip: Option<Skip>,
+    ) -> Self {
+        Self {
+            cursor,
+            snapshot_ended: false,
+            fragments: VecDeque::from([fragment]),
+            frontier_index: 0,
+            frontier_position: position,
+            assembly: Assembly::new(fragment, position, chunk_id, context.settings.verify_crc),
+            ranges: RangeQueue::default(),
+            skip,
+            gone: None,
+        }
+    }
+
+    /// Bytes held here and on their way.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.assembly.buffered_bytes() + self.ranges.bytes()
+    }
+
+    pub(super) fn owes_store(&self) -> bool {
+        self.ranges.owing() > 0
+    }
+
+    pub(super) fn next_due_ms(&self) -> Option<u64> {
+        self.ranges.next_due_ms()
+    }
+
+    /// Gives up every request.
+    pub(super) fn cancel(&mut self, context: &mut Context) {
+        for id in self.ranges.clear() {
+            context.emit(Effect::Cancel { id });
+        }
+    }
+
+    pub(super) fn advance(&mut self, context: &mut Context, now_ms: u64) -> Next {
+        let idle = match self.cut(context) {
+            Ok(idle) => idle,
+            Err(finish) => return Next::Finish(finish),
+        };
+        if idle != Idle::Full && self.ranges.is_empty() {
+            if let Some(object) = self.gone {
+                context.cancel_lookup();
+                return match context.object_missing(now_ms, object) {
+                    Ok(until_ms) => {
+                        context.look_up_manifest_at(now_ms, until_ms);
+                        self.search_anew()
+                    }
+                    Err(finish) => Next::Finish(finish),
+                };
+            }
+            // Only once the consumer has everything: by then the manifest may go on, and the local log is asked as late as can be.
+            if self.snapshot_ended && idle == Idle::FragmentEnd && context.ready_chunks == 0 {
+                return self.search_anew();
+            }
+        }
+        self.retry_due_ranges(context, now_ms);
+        match self.issue(context) {
+            Ok(()) => Next::Stay,
+            Err(finish) => Next::Finish(finish),
+        }
+    }
+
+    fn search_anew(&self) -> Next {
+        Next::Enter(Phase::Placing(Placing::resume(self.assembly.expected_offset())))
+    }
+
+    // Cutting.
+
+    fn cut(&mut self, context: &mut Context) -> Result<Idle, Finish> {
+        loop {
+            if context.ready_chunks >= context.settings.max_ready_chunks {
+                return Ok(Idle::Full);
+            }
+            match self.assembly.cut() {
+                Cut::Chunk(chunk) => {
+                    let bytes = chunk.bytes.len() as u64;
+                    match self.skips(chunk.header.chunk_id, chunk.header.next_offset(), chunk.header.timestamp_ms)? {
+                        true => context.grow_window(bytes),
+                        false => context.deliver(chunk),
+                    }
+                }
+                Cut::NeedBytes => match self.ranges.pop_complete() {
+                    Some(block) => self.assembly.push(block),
+                    None => return Ok(Idle::NeedBytes),
+                },
+                Cut::FragmentEnd => {
+                    let Some(next) = self.fragments.get(1).copied() else { return Ok(Idle::FragmentEnd) };
+                    self.fragments.pop_front();
+                    if self.frontier_index == 0 {
+                        self.frontier_position = DATA_START;
+                    }
+                    self.frontier_index = self.frontier_index.saturating_sub(1);
+                    self.assembly.enter(next);
+                }
+                Cut::CrcMismatch(text) => {
+                    context.counters.chunk_crc_mismatches += 1;
+                    self.fetch_again(context, text)?;
+                }
+                Cut::Corrupt(text) => self.fetch_again(context, text)?,
+            }
+        }
+    }
+
+    /// Whether the chunk is in front of the place that was asked for.
+    fn skips(&mut self, chunk_id: u64, next_offset: Option<u64>, timestamp_ms: i64) -> Result<bool, Finish> {
+        let Some(Skip { until, exact }) = self.skip else { return Ok(false) };
+        let in_front = match until {
+            Start::Offset(offset) => next_offset.is_some_and(|next| next <= offset),
+            Start::Timestamp(target_ms) => timestamp_ms < target_ms,
+        };
+        if in_front {
+            return Ok(true);
+        }
+        match until {
+            Start::Offset(offset) if exact && chunk_id != offset => Err(failed(
+                FailureKind::Corrupt,
+                format!("offset {offset} ended a chunk before and is inside chunk {chunk_id} now"),
+            )),
+            Start::Offset(_) | Start::Timestamp(_) => {
+                self.skip = None;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Wrong bytes are fetched again once, from the chunk on.
+    fn fetch_again(&mut self, context: &mut Context, text: String) -> Result<(), Finish> {
+        let offset = self.assembly.expected_offset();
+        if context.suspect_offset.replace(offset) == Some(offset) {
+            return Err(failed(FailureKind::Corrupt, text));
+        }
+        context.counters.range_retries += 1;
+        self.cancel(context);
+        self.assembly.rewind();
+        self.frontier_index = 0;
+        self.frontier_position = self.assembly.position();
+        Ok(())
+    }
+
+    // Asking.
+
+    fn issue(&mut self, context: &mut Context) -> Result<(), Finish> {
+        if self.gone.is_some() {
+            return Ok(());
+        }
+        while self.ranges.owing() < context.depth {
+            let floor_bytes = self.floor_bytes(context);
+            let target_bytes = context.window_bytes.max(floor_bytes);
+            let outstanding_bytes = context.ready_bytes + self.bytes();
+            let room_bytes = target_bytes.saturating_sub(outstanding_bytes);
+            if room_bytes == 0 {
+                return Ok(());
+            }
+            let Some(fragment) = self.fragments.get(self.frontier_index).copied() else {
+                return Err(failed(FailureKind::Bug, "the frontier left the known fragments"));
+            };
+            let remaining_bytes = (DATA_START.saturating_add(fragment.data_bytes)).saturating_sub(self.frontier_position);
+            if remaining_bytes == 0 {
+                match self.next_fragment(context)? {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            }
+            // Equal pieces instead of full ones and a small rest.
+            let request_bytes = context.settings.read_request_bytes;
+            let piece_bytes = remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes));
+            let mut length = piece_bytes.min(room_bytes);
+            let starving = context.ready_chunks == 0 && self.ranges.is_empty();
+            if !starving && length < piece_bytes.min(target_bytes / 2) {
+                return Ok(());
+            }
+            let limit_bytes = floor_bytes.max(context.held_bytes);
+            if outstanding_bytes + length > limit_bytes {
+                if !starving {
+                    context.reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
+                    return Ok(());
+                }
+                length = limit_bytes.saturating_sub(outstanding_bytes);
+                if length == 0 {
+                    return Err(failed(FailureKind::Bug, "a starving reader has no memory of its own"));
+                }
+            }
+            self.ask(context, fragment, length);
+        }
+        Ok(())
+    }
+
+    /// Memory that needs no grant: enough to have the next chunk whole and to see the header after it.
+    fn floor_bytes(&self, context: &Context) -> u64 {
+        context.settings.first_request_bytes.saturating_add(self.assembly.next_chunk_bytes().unwrap_or(0))
+    }
+
+    fn ask(&mut self, context: &mut Context, fragment: FragmentRef, length: u64) {
+        let id = context.fresh_id();
+        let start = self.frontier_position;
+        let end = start + length;
+        self.frontier_position = end;
+        let state = RangeState::InFlight;
+        self.ranges.push(Range { id, fragment, start, end, attempts: 0, damaged: 0, state });
+        context.counters.read_ranges += 1;
+        context.emit(Effect::GetRange { id, fragment, start, end });
+    }
+
+    /// Moves the frontier to the start of the next fragment; false if that is not known yet.
+    fn next_fragment(&mut self, context: &mut Context) -> Result<bool, Finish> {
+        if self.frontier_index + 1 < self.fragments.len() {
+            self.frontier_index += 1;
+            self.frontier_position = DATA_START;
+            return Ok(true);
+        }
+        // Behind a run of tiny fragments there is nothing to gain from knowing many more.
+        if self.fragments.len() > context.settings.max_depth {
+            return Ok(false);
+        }
+        match self.cursor.step() {
+            Step::Fragment(fragment) => {
+                check_fragment(&fragment).map_err(|text| failed(FailureKind::Corrupt, text))?;
+                if self.fragments.back().is_none_or(|last| last.next_offset != fragment.first_offset) {
+                    return Err(failed(FailureKind::Bug, "the manifest cursor skipped a fragment"));
+                }
+                self.fragments.push_back(fragment);
+                self.frontier_index = self.fragments.len() - 1;
+                self.frontier_position = DATA_START;
+                Ok(true)
+            }
+            Step::NeedGroup(group) => {
+                if !context.has_lookup() {
+                    context.look_up(LookupKind::Group(group));
+                }
+                Ok(false)
+            }
+            Step::End => {
+                self.snapshot_ended = true;
+                Ok(false)
+            }
+        }
+    }
+
+    fn retry_due_ranges(&mut self, context: &mut Context, now_ms: u64) {
+        while let Some(range) = self.ranges.due_mut(now_ms) {
+            range.id = context.fresh_id();
+            range.state = RangeState::InFlight;
+            let Range { id, fragment, start, end, .. } = *range;
+            context.counters.read_ranges += 1;
+            context.emit(Effect::GetRange { id, fragment, start, end });
+        }
+    }
+
+    // Answers.
+
+    pub(super) fn range_fetched(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        id: u64,
+        outcome: Result<Bytes, Failure>,
+    ) -> Next {
+        let Some(range) = self.ranges.in_flight_mut(id) else { return Next::Stay };
+        let outcome = outcome.and_then(|bytes| match bytes.len() as u64 {
+            0 => Err(Failure::Transient(format!("no bytes for {}..{} of {}", range.start, range.end, range.fragment.first_offset))),
+            length if length > range.len_bytes() => Err(Failure::Transient("more bytes than asked for".to_owned())),
+            _ => Ok(bytes),
+        });
+        match outcome {
+            Ok(bytes) => {
+                let object = (range.fragment.first_offset, range.fragment.uid);
+                let (short, attempt) = ((bytes.len() as u64) < range.len_bytes(), range.attempts + 1);
+                context.progress(now_ms);
+                context.object_found(object);
+                context.counters.read_bytes += bytes.len() as u64;
+                let rest_id = context.fresh_id();
+                let rest_until_ms = match short {
+                    true => context.fault(now_ms, attempt, &Failure::Transient("short answer".to_owned())),
+                    false => now_ms,
+                };
+                self.ranges.complete(id, bytes, rest_id, rest_until_ms);
+            }
+            Err(Failure::NotFound(_)) => {
+                self.gone = Some((range.fragment.first_offset, range.fragment.uid));
+                range.state = RangeState::Backoff { until_ms: u64::MAX };
+                for id in self.ranges.cut_from(id) {
+                    context.emit(Effect::Cancel { id });
+                }
+            }
+            Err(Failure::Corrupt(text)) if range.damaged > 0 => {
+                return Next::Finish(failed(FailureKind::Corrupt, text));
+            }
+            Err(failure) => {
+                range.attempts += 1;
+                range.damaged += u32::from(matches!(failure, Failure::Corrupt(_)));
+                let until_ms = context.fault(now_ms, range.attempts, &failure);
+                range.state = RangeState::Backoff { until_ms };
+            }
+        }
+        Next::Stay
+    }
+
+    /// Answer to a group on the way to further fragments.
+    pub(super) fn lookup_fetched(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        lookup: Lookup,
+        outcome: Result<Bytes, Failure>,
+    ) -> Next {
+        let LookupKind::Group(group) = lookup.kind else { return Next::Stay };
+        match outcome {
+            Ok(bytes) => {
+                context.progress(now_ms);
+                context.object_found((group.first_offset, group.uid));
+                match provide_group(&mut self.cursor, group, &bytes) {
+                    Ok(()) => Next::Stay,
+                    Err(text) => damaged(context, now_ms, lookup, text),
+                }
+            }
+            Err(Failure::NotFound(_)) => {
+                self.gone = Some((group.first_offset, group.uid));
+                Next::Stay
+            }
+            Err(Failure::Corrupt(text)) => damaged(context, now_ms, lookup, text),
+            Err(failure @ (Failure::Transient(_) | Failure::Stalled(_))) => {
+                context.postpone_lookup(now_ms, lookup, text_of(&failure).to_owned());
+                Next::Stay
+            }
+        }
+    }
+}
