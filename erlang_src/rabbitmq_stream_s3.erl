@@ -1,0 +1,94 @@
+-module(rabbitmq_stream_s3).
+-moduledoc """
+What all modules of the plugin share: types, the node-wide engine handle, and whether the plugin works on this node.
+
+Owns two persistent terms and no process. Knows nothing about streams.
+""".
+
+-include("rabbitmq_stream_s3.hrl").
+
+-export([
+    engine/0,
+    set_engine/1,
+    erase_engine/0,
+    mode/0,
+    set_mode/1,
+    erase_mode/0,
+    utf8/1
+]).
+
+-export_type([
+    stream_id/0,
+    role/0,
+    member_info/0,
+    range/0,
+    mode/0,
+    engine/0
+]).
+
+-doc "The name that osiris gave the stream: unique per incarnation, safe in object keys.".
+-type stream_id() :: binary().
+
+-type role() :: writer | acceptor.
+
+-doc "What the shell knows of a local member of a stream; made by the hooks, or by the reconciler for one that was there before.".
+-type member_info() :: rabbitmq_stream_s3_hooks:info().
+
+-doc "What is durable of a stream: `[first_offset, next_offset)`, as pushed by the native stream.".
+-type range() :: #{
+    first_offset := non_neg_integer(),
+    next_offset := non_neg_integer(),
+    first_timestamp := integer(),
+    total_size := non_neg_integer(),
+    revision := non_neg_integer(),
+    epoch := non_neg_integer(),
+    fragments := non_neg_integer()
+}.
+
+-doc "`inert`: the plugin runs but touches nothing; the text says why, for the log and for the status command.".
+-type mode() :: active | {inert, Kind :: atom(), Text :: binary()} | stopped.
+
+-type engine() :: rabbitmq_stream_s3_nif:engine().
+
+-define(MODE, {?MODULE, mode}).
+
+-spec engine() -> {ok, engine()} | undefined.
+engine() ->
+    case persistent_term:get(?ENGINE, undefined) of
+        undefined -> undefined;
+        Engine -> {ok, Engine}
+    end.
+
+-spec set_engine(engine()) -> ok.
+set_engine(Engine) ->
+    persistent_term:put(?ENGINE, Engine).
+
+-spec erase_engine() -> ok.
+erase_engine() ->
+    _ = persistent_term:erase(?ENGINE),
+    ok.
+
+-spec mode() -> mode().
+mode() ->
+    persistent_term:get(?MODE, stopped).
+
+-spec set_mode(active | {inert, atom(), binary()}) -> ok.
+set_mode(Mode) ->
+    persistent_term:put(?MODE, Mode).
+
+-spec erase_mode() -> ok.
+erase_mode() ->
+    _ = persistent_term:erase(?MODE),
+    ok.
+
+-doc "A file name or any text as a UTF-8 binary, which is all that the native side takes.".
+-spec utf8(unicode:chardata() | atom()) -> binary().
+utf8(Text) when is_atom(Text) ->
+    atom_to_binary(Text);
+utf8(Text) when is_binary(Text) ->
+    Text;
+utf8(Text) ->
+    case unicode:characters_to_binary(Text) of
+        Binary when is_binary(Binary) -> Binary;
+        _Invalid -> iolist_to_binary(io_lib:format("~0p", [Text]))
+    end.

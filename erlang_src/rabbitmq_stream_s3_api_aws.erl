@@ -1,0 +1,142 @@
+-module(rabbitmq_stream_s3_api_aws).
+-moduledoc """
+Owner of the native engine: runtime, S3 client with its credentials and connections, manifests of this node.
+
+Opens it, publishes the handle for everybody, asks the bucket now and then whether it is there, closes it.
+Never keeps a secret: what it passes to `engine_open` is not in its state, its messages or its log.
+If this process dies, the engine closes itself, and the readers of streams open theirs anew with the next one.
+""".
+
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start_link/0, bucket_status/0, stats/0]).
+-export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
+
+-export_type([access/0]).
+
+-type access() :: unknown | accessible | {inaccessible, Kind :: atom(), Text :: binary()}.
+
+-record(state, {
+    engine :: rabbitmq_stream_s3:engine(),
+    engine_ref :: reference(),
+    probe_ref :: reference() | undefined
+}).
+
+-define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
+-define(FIRST_PROBE_MS, 100).
+-define(RETRY_PROBE_MS, 5_000).
+-define(PROBE_ANSWER_MS, 60_000).
+
+-spec start_link() -> gen_server:start_ret().
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+-doc "What the last check of the bucket said. Read from a table: neither a scrape nor an operator waits.".
+-spec bucket_status() -> access().
+bucket_status() ->
+    try
+        ets:lookup_element(?MODULE, access, 2, unknown)
+    catch
+        error:badarg -> unknown
+    end.
+
+-doc "Every node-wide counter and gauge of the native side; empty without an engine.".
+-spec stats() -> #{atom() => integer()}.
+stats() ->
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} -> rabbitmq_stream_s3_nif:engine_stats(Engine);
+        undefined -> #{}
+    end.
+
+-spec init([]) -> {ok, #state{}} | {stop, term()}.
+init([]) ->
+    %% terminate/2 must run, or the broker would keep a handle of an engine that is no more.
+    process_flag(trap_exit, true),
+    ?MODULE = ets:new(?MODULE, [named_table, protected, {read_concurrency, true}]),
+    Ref = make_ref(),
+    case rabbitmq_stream_s3_nif:engine_open(self(), Ref, rabbitmq_stream_s3_config:engine_config()) of
+        {ok, Engine} ->
+            ok = rabbitmq_stream_s3:set_engine(Engine),
+            %% After a crash: the new engine knows of no stream, and unknown must not look like empty.
+            ok = lists:foreach(
+                fun(StreamId) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end,
+                rabbitmq_stream_s3_manifest_replica:streams()
+            ),
+            ok = rabbitmq_stream_s3_governor:engine_opened(),
+            _ = schedule_probe(?FIRST_PROBE_MS),
+            {ok, #state{engine = Engine, engine_ref = Ref}};
+        {error, {Kind, Text}} ->
+            {stop, {engine_open_failed, Kind, Text}}
+    end.
+
+-spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
+handle_call(_Unknown, _From, State) ->
+    {reply, {error, unknown_call}, State}.
+
+-spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast(_Unknown, State) ->
+    {noreply, State}.
+
+-spec handle_info(term(), #state{}) -> {noreply, #state{}}.
+handle_info(probe, #state{engine = Engine} = State) ->
+    Ref = make_ref(),
+    ok = rabbitmq_stream_s3_nif:engine_probe(Engine, self(), Ref),
+    %% Also the deadline of an answer that never comes: a late one has another reference.
+    _ = schedule_probe(?PROBE_ANSWER_MS, Ref),
+    {noreply, State#state{probe_ref = Ref}};
+handle_info({probe_deadline, Ref}, #state{probe_ref = Ref} = State) ->
+    _ = schedule_probe(0),
+    {noreply, State#state{probe_ref = undefined}};
+handle_info({rabbitmq_stream_s3, Ref, {probe, Answer}}, #state{probe_ref = Ref} = State) ->
+    ok = rabbitmq_stream_s3_counters:add(bucket_checks),
+    ok = note(access(Answer), bucket_status()),
+    _ = next_probe(),
+    {noreply, State#state{probe_ref = undefined}};
+handle_info(_Unknown, State) ->
+    {noreply, State}.
+
+-spec terminate(term(), #state{}) -> ok.
+terminate(_Reason, #state{engine = Engine}) ->
+    ok = rabbitmq_stream_s3:erase_engine(),
+    ok = rabbitmq_stream_s3_nif:engine_close(Engine).
+
+access(ok) -> accessible;
+access({error, Kind, Text}) -> {inaccessible, Kind, Text}.
+
+%% One line per change: an outage of a day is two lines.
+note(Access, Access) ->
+    ok;
+note(accessible, _Before) ->
+    ?LOG_INFO("stream_s3: bucket ~ts is accessible", [bucket()], ?DOMAIN),
+    publish(accessible);
+note({inaccessible, Kind, _} = Access, {inaccessible, Kind, _}) ->
+    publish(Access);
+note({inaccessible, Kind, Text} = Access, _Before) ->
+    ?LOG_ERROR(
+        "stream_s3: bucket ~ts is not accessible (~ts): ~ts. Streams go on locally, uploads wait",
+        [bucket(), Kind, Text],
+        ?DOMAIN
+    ),
+    publish(Access).
+
+publish(Access) ->
+    true = ets:insert(?MODULE, {access, Access}),
+    ok.
+
+next_probe() ->
+    case {rabbitmq_stream_s3_config:get(bucket_check_interval_ms), bucket_status()} of
+        {0, _} -> ok;
+        {Interval, accessible} -> schedule_probe(Interval);
+        {Interval, _} -> schedule_probe(min(Interval, ?RETRY_PROBE_MS))
+    end.
+
+schedule_probe(AfterMs) ->
+    erlang:send_after(AfterMs, self(), probe).
+
+schedule_probe(AfterMs, Ref) ->
+    erlang:send_after(AfterMs, self(), {probe_deadline, Ref}).
+
+bucket() ->
+    rabbitmq_stream_s3_config:get(bucket).

@@ -1,0 +1,165 @@
+-module(rabbitmq_stream_s3_app).
+-moduledoc """
+Start and stop of the plugin.
+
+An error from here would stop the broker: RabbitMQ aborts its boot when a plugin's application does not start. So
+it always starts; what stands in the way makes it *inert*: no process, no hook, one line in the log, and the reason in
+the status command and in a metric. S3 being down is not in the way.
+See docs/decisions/0004-inert-instead-of-refusing.md.
+""".
+
+-behaviour(application).
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([start/2, prep_stop/1, stop/1]).
+
+-define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
+-define(INTERFACE_VERSION, 1).
+
+-spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
+start(_Type, _Args) ->
+    ok = rabbitmq_stream_s3_counters:init(),
+    {ok, Sup} =
+        case prepare() of
+            ok -> start_active();
+            {inert, Kind, Text} -> start_inert(Kind, Text)
+        end,
+    ok = rabbitmq_stream_s3_prometheus_collector:register(),
+    {ok, Sup}.
+
+-spec prep_stop(State) -> State.
+prep_stop(State) ->
+    %% No new readers and hooks from here on, while everything that they need is still there.
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
+    State.
+
+-spec stop(term()) -> ok.
+stop(_State) ->
+    ok = rabbitmq_stream_s3:erase_engine(),
+    ok = rabbitmq_stream_s3:erase_mode(),
+    ok = rabbitmq_stream_s3_config:erase(),
+    ok = rabbitmq_stream_s3_counters:delete().
+
+%% What can be known before anything is started.
+prepare() ->
+    maybe
+        ok ?= configuration(),
+        ok ?= metadata_store(),
+        ok ?= native_library()
+    end.
+
+configuration() ->
+    Loaded = rabbitmq_stream_s3_config:load(),
+    ok = rabbitmq_stream_s3_config:hide_secrets(),
+    case Loaded of
+        {ok, _Settings} -> ok;
+        {error, not_configured} -> {inert, no_bucket, <<"stream_s3.bucket is not set">>};
+        {error, {invalid, Text}} -> {inert, invalid_configuration, Text}
+    end.
+
+metadata_store() ->
+    case rabbitmq_stream_s3_db:is_available() of
+        true ->
+            ok;
+        false ->
+            {inert, khepri_disabled,
+                <<"the feature flag khepri_db is not enabled; enable it and restart the plugin">>}
+    end.
+
+native_library() ->
+    try rabbitmq_stream_s3_nif:interface_version() of
+        ?INTERFACE_VERSION ->
+            ok;
+        Other ->
+            {inert, native_version,
+                text("the native library has interface version ~0p, this plugin needs ~b", [
+                    Other, ?INTERFACE_VERSION
+                ])}
+    catch
+        _:Reason ->
+            {inert, native_library,
+                text("the native library cannot be loaded: ~0p", [Reason])}
+    end.
+
+start_inert(Kind, Text) ->
+    ok = become_inert(Kind, Text),
+    rabbitmq_stream_s3_sup:start_link(inert).
+
+start_active() ->
+    %% The supervisor of a failed start takes its starter with it, unless that is a process of its own.
+    case start_supervisor() of
+        {ok, Sup} ->
+            ok = attach(),
+            {ok, Sup};
+        {error, Reason} ->
+            start_inert(start_failed, start_error(Reason))
+    end.
+
+start_supervisor() ->
+    OldFlag = process_flag(trap_exit, true),
+    Result = rabbitmq_stream_s3_sup:start_link(active),
+    case Result of
+        {error, _} ->
+            receive
+                {'EXIT', _Sup, _Reason} -> ok
+            after 0 -> ok
+            end;
+        _ ->
+            ok
+    end,
+    true = process_flag(trap_exit, OldFlag),
+    Result.
+
+attach() ->
+    maybe
+        ok ?= rabbitmq_stream_s3_osiris:attach(),
+        ok = rabbitmq_stream_s3:set_mode(active),
+        ok = register_trigger(),
+        ok = rabbitmq_stream_s3_reconciler:reconcile(),
+        #{mode := Mode} = rabbitmq_stream_s3_osiris:status(),
+        ?LOG_INFO(
+            "stream_s3: active, bucket ~ts, hooks of osiris: ~ts",
+            [rabbitmq_stream_s3_config:get(bucket), Mode],
+            ?DOMAIN
+        )
+    else
+        {error, {Kind, Text}} ->
+            ok = rabbitmq_stream_s3_sup:stop_children(),
+            become_inert(Kind, Text)
+    end.
+
+%% In the background: without a quorum it takes its whole time-out, and nothing but deletions needs it.
+register_trigger() ->
+    _ = spawn(fun register_trigger_now/0),
+    ok.
+
+register_trigger_now() ->
+    case rabbitmq_stream_s3_db:register_trigger() of
+        ok ->
+            ok;
+        {error, Reason} ->
+            ?LOG_WARNING(
+                "stream_s3: the trigger for deleted streams could not be registered, trying again: ~0p",
+                [Reason],
+                ?DOMAIN
+            ),
+            timer:sleep(5_000),
+            case rabbitmq_stream_s3:mode() of
+                active -> register_trigger_now();
+                _ -> ok
+            end
+    end.
+
+become_inert(Kind, Text) ->
+    ?LOG_WARNING("stream_s3: inert, streams are local only: ~ts (~ts)", [Text, Kind], ?DOMAIN),
+    rabbitmq_stream_s3:set_mode({inert, Kind, Text}).
+
+start_error({shutdown, {failed_to_start_child, _, {engine_open_failed, Kind, Text}}}) ->
+    text("the native engine cannot be opened (~ts): ~ts", [Kind, Text]);
+start_error(Reason) ->
+    text("~0p", [Reason]).
+
+text(Format, Args) ->
+    rabbitmq_stream_s3:utf8(io_lib:format(Format, Args)).

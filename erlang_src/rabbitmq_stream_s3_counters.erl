@@ -1,0 +1,70 @@
+-module(rabbitmq_stream_s3_counters).
+-moduledoc """
+What the shell itself counts on this node, one row a counter. Everything about uploads, reads and S3 is counted in
+native code and comes with `engine_stats`.
+
+Counting never fails: before `init/0` and after `delete/0` it does nothing.
+""".
+
+-export([init/0, delete/0, add/1, add/2, overview/0, fields/0]).
+
+-define(GROUP, rabbitmq_stream_s3).
+-define(TERM, {?MODULE, node}).
+
+-define(FIELDS, [
+    {pointer_reads, 1, counter, "Reads of a stream's manifest pointer in the metadata store"},
+    {pointer_writes, 2, counter, "Attempts to move a stream's manifest pointer"},
+    {pointer_writes_ok, 3, counter, "Manifest pointers moved"},
+    {pointer_writes_conflict, 4, counter, "Pointer moves refused because another writer had moved it"},
+    {pointer_writes_not_found, 5, counter, "Pointer moves refused because the queue was gone"},
+    {pointer_writes_error, 6, counter, "Pointer moves that failed or timed out"},
+    {stored_procedure_calls, 7, counter, "Stream deletions reported by the metadata store"},
+    {streams_deleted, 8, counter, "Deleted streams whose objects have been removed"},
+    {deleted_stream_objects, 9, counter, "Objects of deleted streams removed"},
+    {deleted_stream_objects_failed, 10, counter, "Objects of deleted streams that could not be removed"},
+    {local_log_ahead_recoveries, 11, counter,
+        "Uploads resumed behind a gap because local data went before it was uploaded"},
+    {remote_tier_ahead_recoveries, 12, counter,
+        "Uploads restarted because the remote tier was of another timeline"},
+    {readers_started, 13, counter, "Replica readers started"},
+    {stream_problems, 14, counter, "Problems reported by streams, once per change"},
+    {bucket_checks, 15, counter, "Answers to the periodic check of the bucket"}
+]).
+
+-type name() :: atom().
+
+-spec init() -> ok.
+init() ->
+    _ = seshat:new_group(?GROUP),
+    Counters = seshat:new(?GROUP, node, ?FIELDS),
+    persistent_term:put(?TERM, Counters).
+
+-spec delete() -> ok.
+delete() ->
+    _ = persistent_term:erase(?TERM),
+    seshat:delete_group(?GROUP).
+
+-spec add(name()) -> ok.
+add(Name) ->
+    add(Name, 1).
+
+-spec add(name(), non_neg_integer()) -> ok.
+add(Name, Amount) ->
+    case persistent_term:get(?TERM, undefined) of
+        undefined ->
+            ok;
+        Counters ->
+            {Name, Index, _Type, _Help} = lists:keyfind(Name, 1, ?FIELDS),
+            counters:add(Counters, Index, Amount)
+    end.
+
+-spec overview() -> #{name() => integer()}.
+overview() ->
+    case persistent_term:get(?TERM, undefined) of
+        undefined -> #{};
+        Counters -> #{Name => counters:get(Counters, Index) || {Name, Index, _, _} <- ?FIELDS}
+    end.
+
+-spec fields() -> [{name(), pos_integer(), counter | gauge, string()}].
+fields() ->
+    ?FIELDS.

@@ -1,0 +1,230 @@
+-module(rabbitmq_stream_s3_db).
+-moduledoc """
+What the plugin keeps in Khepri, and nothing else does:
+
+    [rabbitmq, rabbitmq_stream_s3, StreamId]            the stream id; goes when the queue goes (keep_while)
+    [rabbitmq, rabbitmq_stream_s3, StreamId, manifest]  {Uid, Epoch}: the pointer to the root; revision = payload version
+    [rabbitmq, rabbitmq_stream_s3, StreamId, anchor]    the stream id: "there may be objects"
+
+Owns paths, conditions and the folding of Khepri's errors; no process, no cache, no retry (callers are tasks that may
+be killed). Both shapes of Khepri's answers are understood: the node's properties (0.16) and a map of them by path (0.17 on).
+
+The payload version alone would not be safe against a deleted and recreated queue; it is, because a stream id is unique
+per incarnation. Each write carries its own keep_while: a parent that vanished meanwhile would be recreated without one,
+and would stay for ever.
+""".
+
+-include_lib("khepri/include/khepri.hrl").
+-include_lib("rabbit_common/include/rabbit.hrl").
+
+-export([
+    is_available/0,
+    get/1,
+    get_consistent/1,
+    anchor_exists/1,
+    put_anchor/2,
+    commit_pointer/5,
+    list/0,
+    register_trigger/0,
+    handle_queue_deletion/1
+]).
+
+-export_type([pointer/0, reason/0]).
+
+-type uid() :: non_neg_integer().
+-type epoch() :: non_neg_integer().
+-type revision() :: non_neg_integer().
+-type pointer() :: {epoch(), uid(), revision()}.
+-type reason() :: timeout | unavailable | not_found | unexpected.
+
+-define(ROOT, [rabbitmq, rabbitmq_stream_s3]).
+-define(PROCEDURE, [
+    rabbitmq, stored_procedures, ?MODULE, rabbitmq_stream_s3_db_sq_deletion
+]).
+-define(TRIGGER, rabbitmq_stream_s3_stream_deleted).
+-define(READ_TIMEOUT_MS, 5000).
+-define(CONSISTENT_READ_TIMEOUT_MS, 30000).
+-define(WRITE_TIMEOUT_MS, 30000).
+
+-doc "False on a 4.0 or 4.1 whose metadata is still in Mnesia.".
+-spec is_available() -> boolean().
+is_available() ->
+    _ = code:ensure_loaded(rabbit_khepri),
+    case erlang:function_exported(rabbit_khepri, is_enabled, 0) of
+        true -> rabbit_khepri:is_enabled();
+        %% A release that no longer asks has nothing but Khepri.
+        false -> true
+    end.
+
+-doc "This node's copy, which may be a little behind.".
+-spec get(rabbitmq_stream_s3:stream_id()) -> {ok, pointer()} | not_found | {error, reason()}.
+get(StreamId) ->
+    read_pointer(StreamId, #{favor => low_latency, timeout => ?READ_TIMEOUT_MS}).
+
+-spec get_consistent(rabbitmq_stream_s3:stream_id()) ->
+    {ok, pointer()} | not_found | {error, reason()}.
+get_consistent(StreamId) ->
+    read_pointer(StreamId, #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS}).
+
+-spec anchor_exists(rabbitmq_stream_s3:stream_id()) -> boolean() | {error, reason()}.
+anchor_exists(StreamId) ->
+    Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
+    case fold(khepri_adv:get(store(), path(StreamId, anchor), Options)) of
+        {ok, _} -> true;
+        {error, not_found} -> false;
+        {error, Reason} -> {error, Reason}
+    end.
+
+-doc "`not_found`: the queue is gone, nothing was written.".
+-spec put_anchor(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name()) -> ok | {error, reason()}.
+put_anchor(StreamId, QName) ->
+    maybe
+        ok ?= put_container(StreamId, QName),
+        {ok, _} ?= fold(put(path(StreamId, anchor), StreamId, QName)),
+        ok
+    end.
+
+-doc """
+Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch}`, unless a writer of a higher epoch has
+moved it. A repeated call, after an answer that was lost, finds its own pointer in place and succeeds.
+""".
+-spec commit_pointer(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name(), epoch(), uid(), revision()) ->
+    {ok, revision()} | conflict | not_found | error.
+commit_pointer(StreamId, QName, Epoch, Uid, 0) ->
+    case put_container(StreamId, QName) of
+        ok -> move_pointer(StreamId, QName, Epoch, Uid, #if_node_exists{exists = false});
+        {error, not_found} -> not_found;
+        {error, _} -> error
+    end;
+commit_pointer(StreamId, QName, Epoch, Uid, Expected) ->
+    Condition = #if_all{
+        conditions = [
+            #if_payload_version{version = Expected},
+            #if_data_matches{pattern = {'_', '$1'}, conditions = [{'=<', '$1', Epoch}]}
+        ]
+    },
+    move_pointer(StreamId, QName, Epoch, Uid, Condition).
+
+-doc "Pointers of all streams, from this node's copy.".
+-spec list() -> {ok, #{rabbitmq_stream_s3:stream_id() => pointer()}} | {error, reason()}.
+list() ->
+    Pattern = ?ROOT ++ [?KHEPRI_WILDCARD_STAR, manifest],
+    Options = #{favor => low_latency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
+    case khepri_adv:get_many(store(), Pattern, Options) of
+        {ok, Nodes} ->
+            {ok, #{
+                StreamId => {Epoch, Uid, Revision}
+             || [rabbitmq, rabbitmq_stream_s3, StreamId, manifest] :=
+                    #{data := {Uid, Epoch}, payload_version := Revision} <- Nodes
+            }};
+        Error ->
+            fold(Error)
+    end.
+
+-doc """
+Asks Khepri to call `handle_queue_deletion/1` when a stream's container goes. The stored procedure is a stub that
+calls this module by name, so that nodes of different versions of the plugin agree.
+""".
+-spec register_trigger() -> ok | {error, term()}.
+register_trigger() ->
+    Filter = khepri_evf:tree(
+        ?ROOT ++ [#if_all{conditions = [?KHEPRI_WILDCARD_STAR, #if_has_data{}]}],
+        #{on_actions => [delete]}
+    ),
+    Options = #{timeout => ?WRITE_TIMEOUT_MS},
+    maybe
+        ok ?= khepri:put(store(), ?PROCEDURE, deletion_procedure(?MODULE), Options),
+        khepri:register_trigger(store(), ?TRIGGER, Filter, ?PROCEDURE, Options)
+    end.
+
+-doc "Runs on Khepri's leader, which may be a node without the plugin's processes: then the others are told.".
+-spec handle_queue_deletion(map()) -> ok.
+handle_queue_deletion(#{path := [rabbitmq, rabbitmq_stream_s3, StreamId], on_action := delete}) ->
+    ok = rabbitmq_stream_s3_counters:add(stored_procedure_calls),
+    rabbitmq_stream_s3_lister:delete_stream(StreamId);
+handle_queue_deletion(_Other) ->
+    ok.
+
+%% Khepri takes the code of the fun out of the module: a call through a variable is all that it finds to take.
+deletion_procedure(Module) ->
+    fun(Event) -> Module:handle_queue_deletion(Event) end.
+
+read_pointer(StreamId, Options) ->
+    Path = path(StreamId, manifest),
+    ok = rabbitmq_stream_s3_counters:add(pointer_reads),
+    case fold(khepri_adv:get(store(), Path, Options)) of
+        {ok, Answer} ->
+            case properties(Path, Answer) of
+                #{data := {Uid, Epoch}, payload_version := Revision} -> {ok, {Epoch, Uid, Revision}};
+                _ -> {error, unexpected}
+            end;
+        {error, not_found} ->
+            not_found;
+        {error, Reason} ->
+            {error, Reason}
+    end.
+
+move_pointer(StreamId, QName, Epoch, Uid, Condition) ->
+    Path = path(StreamId, manifest),
+    Conditional = path(StreamId, #if_all{conditions = [manifest, Condition]}),
+    ok = rabbitmq_stream_s3_counters:add(pointer_writes),
+    Outcome =
+        case put(Conditional, {Uid, Epoch}, QName) of
+            {ok, Answer} ->
+                case properties(Path, Answer) of
+                    #{payload_version := Revision} -> {ok, Revision};
+                    _ -> error
+                end;
+            {error, ?khepri_error(mismatching_node, #{node_props := Props})} ->
+                case Props of
+                    #{data := {Uid, Epoch}, payload_version := Revision} -> {ok, Revision};
+                    _ -> conflict
+                end;
+            {error, Reason} ->
+                case reason(Reason) of
+                    not_found -> not_found;
+                    _ -> error
+                end
+        end,
+    ok = count(Outcome),
+    Outcome.
+
+count({ok, _}) -> rabbitmq_stream_s3_counters:add(pointer_writes_ok);
+count(conflict) -> rabbitmq_stream_s3_counters:add(pointer_writes_conflict);
+count(not_found) -> rabbitmq_stream_s3_counters:add(pointer_writes_not_found);
+count(error) -> rabbitmq_stream_s3_counters:add(pointer_writes_error).
+
+put_container(StreamId, QName) ->
+    case fold(put(?ROOT ++ [StreamId], StreamId, QName)) of
+        {ok, _} -> ok;
+        {error, Reason} -> {error, Reason}
+    end.
+
+put(Path, Data, #resource{virtual_host = VHost, kind = queue, name = Name}) ->
+    KeepWhile = #{rabbit_db_queue:khepri_queue_path(VHost, Name) => #if_node_exists{}},
+    Options = #{keep_while => KeepWhile, timeout => ?WRITE_TIMEOUT_MS, reply_from => local},
+    khepri_adv:put(store(), Path, Data, Options).
+
+store() ->
+    rabbit_khepri:get_store_id().
+
+path(StreamId, Leaf) ->
+    ?ROOT ++ [StreamId, Leaf].
+
+%% Khepri 0.17 and later answer with properties by path, 0.16 with those of the one node.
+properties(Path, Answer) ->
+    case Answer of
+        #{Path := Properties} -> Properties;
+        Properties -> Properties
+    end.
+
+fold({ok, Answer}) -> {ok, Answer};
+fold({error, Reason}) -> {error, reason(Reason)}.
+
+reason(timeout) -> timeout;
+reason({timeout, _}) -> timeout;
+reason(noproc) -> unavailable;
+reason({no_more_servers_to_try, _}) -> unavailable;
+reason(?khepri_error(node_not_found, _)) -> not_found;
+reason(?khepri_error(keep_while_conditions_not_met, _)) -> not_found;
+reason(_Other) -> unexpected.

@@ -1,0 +1,215 @@
+-module(rabbitmq_stream_s3_reconciler).
+-moduledoc """
+Attaches the local members of streams: those that a hook announces, those that were there when the plugin started, and,
+every minute, those whose reader has parked or was lost.
+
+Owns which writer's reader is waited for before the next one may start. Started last, so that what it starts finds its
+dependencies. In the steady state a round does nothing but look.
+A member can crash between being listed and being asked: each is looked at on its own, and skipped then.
+""".
+
+-behaviour(gen_server).
+
+-include_lib("kernel/include/logger.hrl").
+-include_lib("rabbit_common/include/rabbit.hrl").
+
+-export([start_link/0, reconcile/0]).
+-export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
+
+-record(state, {
+    %% Monitor of a reader that must end first => the writer that comes after it.
+    waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}}
+}).
+
+-define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
+
+-spec start_link() -> gen_server:start_ret().
+start_link() ->
+    gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+-doc "A round now, when the hooks have just been attached.".
+-spec reconcile() -> ok.
+reconcile() ->
+    gen_server:cast(?MODULE, reconcile).
+
+-spec init([]) -> {ok, #state{}, {continue, discover}}.
+init([]) ->
+    {ok, #state{}, {continue, discover}}.
+
+-spec handle_continue(discover, #state{}) -> {noreply, #state{}}.
+handle_continue(discover, State) ->
+    _ = schedule(),
+    {noreply, look_at_all(State)}.
+
+-spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
+handle_call(_Unknown, _From, State) ->
+    {reply, {error, unknown_call}, State}.
+
+-spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
+handle_cast({attach, Role, Pid, Info}, State) ->
+    {noreply, attach(Role, Pid, Info, State)};
+handle_cast({update_retention, StreamId, _Pid, Specs}, State) ->
+    case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
+        undefined -> ok;
+        Reader -> rabbitmq_stream_s3_replica_reader:update_retention(Reader, Specs)
+    end,
+    {noreply, State};
+handle_cast(reconcile, State) ->
+    {noreply, look_at_all(State)};
+handle_cast(_Unknown, State) ->
+    {noreply, State}.
+
+-spec handle_info(term(), #state{}) -> {noreply, #state{}}.
+handle_info(tick, State) ->
+    _ = schedule(),
+    {noreply, look_at_all(State)};
+handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
+    case maps:take(Monitor, Waiting) of
+        {{Writer, Info}, Rest} ->
+            {noreply, attach(writer, Writer, Info, State#state{waiting = Rest})};
+        error ->
+            {noreply, State}
+    end;
+handle_info(_Unknown, State) ->
+    {noreply, State}.
+
+schedule() ->
+    Interval = rabbitmq_stream_s3_config:get(reconciliation_interval_ms),
+    erlang:send_after(Interval, self(), tick).
+
+look_at_all(State) ->
+    case rabbitmq_stream_s3:mode() of
+        active ->
+            Members = rabbitmq_stream_s3_manifest_replica:members(),
+            lists:foldl(
+                fun({Role, Pid}, Acc) -> attach_found(Role, Pid, Members, Acc) end,
+                State,
+                local_members()
+            );
+        _NotYet ->
+            State
+    end.
+
+local_members() ->
+    try
+        [
+            {role(Module), Pid}
+         || {_Id, Pid, _Type, [Module]} <- supervisor:which_children(osiris_server_sup),
+            is_pid(Pid),
+            Module =:= osiris_writer orelse Module =:= osiris_replica
+        ]
+    catch
+        exit:_ -> []
+    end.
+
+role(osiris_writer) -> writer;
+role(osiris_replica) -> acceptor.
+
+attach_found(Role, Pid, Members, State) ->
+    try found(Role, Pid) of
+        #{stream_id := StreamId} = Info0 ->
+            %% What a hook has told, or a change of policy, is better than what can be asked.
+            Info =
+                case Members of
+                    #{StreamId := {Role, Pid, Known}} -> Known;
+                    _ -> Info0
+                end,
+            attach(Role, Pid, Info, State)
+    catch
+        Class:Reason ->
+            ?LOG_DEBUG(
+                "stream_s3: skipped a member that cannot be asked now: ~0p",
+                [{Role, Pid, Class, Reason}],
+                ?DOMAIN
+            ),
+            State
+    end.
+
+found(Role, Pid) ->
+    Context = osiris_util:get_reader_context(Pid),
+    #{name := Name, dir := Dir, shared := Shared, reference := Reference} = Context,
+    Module =
+        case Role of
+            writer -> osiris_writer;
+            acceptor -> osiris_replica
+        end,
+    Counter = osiris_counters:fetch({Module, Reference}),
+    true = Counter =/= undefined,
+    #{
+        stream_id => rabbitmq_stream_s3_hooks:stream_id(Name),
+        name => Name,
+        dir => Dir,
+        shared => Shared,
+        counter => Counter,
+        reference => Reference,
+        epoch => epoch(Role, {Module, Reference}),
+        retention => user_retention(Reference)
+    }.
+
+%% A member that runs has its epoch in its counters; only a writer's matters.
+epoch(writer, Id) ->
+    #{epoch := Epoch} = osiris_counters:overview(Id),
+    true = Epoch > 0,
+    Epoch;
+epoch(acceptor, _Id) ->
+    0.
+
+user_retention(#resource{kind = queue} = QName) ->
+    case rabbit_amqqueue:lookup(QName) of
+        {ok, Queue} ->
+            #{retention := Retention} = rabbit_stream_queue:update_stream_conf(Queue, #{}),
+            Retention;
+        {error, not_found} ->
+            []
+    end;
+user_retention(_NotOfRabbit) ->
+    [].
+
+attach(writer, Writer, #{stream_id := StreamId, dir := Dir} = Info, State) ->
+    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
+    ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
+    ok = rabbitmq_stream_s3_manifest_replica:register_member(writer, Writer, Info),
+    case is_process_alive(Writer) of
+        true -> start_reader(Writer, Info, State);
+        false -> State
+    end;
+attach(acceptor, Replica, #{stream_id := StreamId, dir := Dir} = Info, State) ->
+    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
+    ok = rabbitmq_stream_s3_manifest_replica:register_member(acceptor, Replica, Info),
+    %% A stream that has never persisted anything has no remote tier to wait for.
+    case rabbitmq_stream_s3_db:get(StreamId) of
+        not_found -> rabbitmq_stream_s3_manifest_replica:forget(StreamId);
+        _KnownOrUnknown -> rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId)
+    end,
+    State.
+
+start_reader(Writer, #{stream_id := StreamId} = Info, State) ->
+    case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
+        undefined ->
+            case rabbitmq_stream_s3_replica_reader_sup:start_reader(Writer, Info) of
+                ok ->
+                    State;
+                {error, Reason} ->
+                    ?LOG_WARNING(
+                        "stream_s3: ~ts: no reader could be started, next try in the next round: ~0p",
+                        [StreamId, Reason],
+                        ?DOMAIN
+                    ),
+                    State
+            end;
+        Reader ->
+            wait_for(Reader, Writer, Info, State)
+    end.
+
+%% The reader of a writer that has just died may not have noticed yet.
+wait_for(Reader, Writer, #{stream_id := StreamId} = Info, #state{waiting = Waiting} = State) ->
+    IsWaiting = lists:keymember(Writer, 1, maps:values(Waiting)),
+    case rabbitmq_stream_s3_replica_reader:serves(StreamId) of
+        Writer ->
+            State;
+        _Previous when IsWaiting ->
+            State;
+        _Previous ->
+            Monitor = monitor(process, Reader),
+            State#state{waiting = Waiting#{Monitor => {Writer, Info}}}
+    end.

@@ -1,0 +1,128 @@
+-module(rabbitmq_stream_s3_status).
+-moduledoc """
+What the status command shows, gathered on the node that is asked.
+
+Owns which facts are shown and that no secret is among them. Holds nothing and changes nothing.
+""".
+
+-export([node_status/0, stream_status/2, cut/2]).
+
+-define(APP, rabbitmq_stream_s3).
+-define(REMOTE_TIMEOUT_MS, 10_000).
+
+-spec node_status() -> #{atom() => term()}.
+node_status() ->
+    {Mode, Reason, Text} =
+        case rabbitmq_stream_s3:mode() of
+            {inert, Kind, Why} -> {inert, Kind, Why};
+            Other -> {Other, none, <<>>}
+        end,
+    #{mode := Hooks, attached := Attached} = rabbitmq_stream_s3_osiris:status(),
+    Settings = rabbitmq_stream_s3_config:public(),
+    Access = rabbitmq_stream_s3_api_aws:bucket_status(),
+    #{
+        node => node(),
+        plugin_version => version(),
+        mode => Mode,
+        inert_reason => Reason,
+        inert_text => Text,
+        osiris_hooks => Hooks,
+        osiris_attached => Attached,
+        osiris_version => version(osiris),
+        bucket => maps:get(bucket, Settings, undefined),
+        region => maps:get(region, Settings, undefined),
+        endpoint => maps:get(endpoint, Settings, undefined),
+        prefix => maps:get(prefix, Settings, undefined),
+        bucket_accessible => accessible(Access),
+        bucket_reason => access_kind(Access),
+        bucket_text => access_text(Access),
+        streams => length(rabbitmq_stream_s3_registry:values()),
+        native => rabbitmq_stream_s3_api_aws:stats(),
+        shell => rabbitmq_stream_s3_counters:overview()
+    }.
+
+-spec stream_status(rabbit_types:vhost(), binary()) ->
+    {ok, #{atom() => term()}} | {error, not_found | not_a_stream | no_reader | {inert, binary()}}.
+stream_status(VHost, Name) ->
+    maybe
+        {ok, Reader} ?= reader(VHost, Name),
+        Status0 = rabbitmq_stream_s3_replica_reader:status(Reader),
+        Access = rpc(node(Reader), rabbitmq_stream_s3_api_aws, bucket_status, []),
+        {Native, Status} = maps:take(native, maps:without([writer, range], Status0)),
+        {ok,
+            maps:merge(flat(Native), Status#{
+                stream => Name,
+                vhost => VHost,
+                bucket_accessible => accessible(Access),
+                bucket_reason => access_kind(Access),
+                bucket_text => access_text(Access)
+            })}
+    end.
+
+-doc "Cuts what is being assembled now; it is uploaded as a fragment of its own.".
+-spec cut(rabbit_types:vhost(), binary()) -> ok | {error, term()}.
+cut(VHost, Name) ->
+    maybe
+        {ok, Reader} ?= reader(VHost, Name),
+        rabbitmq_stream_s3_replica_reader:cut(Reader)
+    end.
+
+reader(VHost, Name) ->
+    QName = rabbit_misc:r(VHost, queue, Name),
+    case rabbit_amqqueue:lookup(QName) of
+        {ok, Queue} ->
+            case amqqueue:get_type(Queue) of
+                rabbit_stream_queue -> reader_of(Queue);
+                _ -> {error, not_a_stream}
+            end;
+        {error, not_found} ->
+            {error, not_found}
+    end.
+
+reader_of(Queue) ->
+    #{name := Name} = amqqueue:get_type_state(Queue),
+    StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+    Nodes = lists:usort([node() | amqqueue:get_nodes(Queue)]),
+    case [Pid || Node <- Nodes, Pid <- [rabbitmq_stream_s3_registry:whereis(StreamId, Node)], is_pid(Pid)] of
+        [Reader | _] ->
+            {ok, Reader};
+        [] ->
+            case rabbitmq_stream_s3:mode() of
+                {inert, _, Text} -> {error, {inert, Text}};
+                _ -> {error, no_reader}
+            end
+    end.
+
+%% The native map has one level of its own (counters) and a tuple that JSON cannot show.
+flat(Native) ->
+    case maps:take(problem, Native) of
+        {{Kind, Text}, Rest} -> Rest#{problem_kind => Kind, problem_text => Text};
+        {undefined, Rest} -> Rest#{problem_kind => none, problem_text => <<>>};
+        error -> Native
+    end.
+
+accessible(accessible) -> yes;
+accessible({inaccessible, _, _}) -> no;
+accessible(_) -> unknown.
+
+access_kind({inaccessible, Kind, _}) -> Kind;
+access_kind(_) -> none.
+
+access_text({inaccessible, _, Text}) -> Text;
+access_text(_) -> <<>>.
+
+version() ->
+    version(?APP).
+
+version(App) ->
+    case application:get_key(App, vsn) of
+        {ok, Version} -> rabbitmq_stream_s3:utf8(Version);
+        undefined -> <<"unknown">>
+    end.
+
+rpc(Node, Module, Function, Args) ->
+    try
+        erpc:call(Node, Module, Function, Args, ?REMOTE_TIMEOUT_MS)
+    catch
+        _:_ -> unknown
+    end.

@@ -1,0 +1,53 @@
+-module(rabbitmq_stream_s3_sup).
+-moduledoc """
+The plugin's processes, in the order in which they need each other. Started inert, it has none.
+
+Owns the registry's table, which must outlive every reader.
+""".
+
+-behaviour(supervisor).
+
+-export([start_link/1, stop_children/0, init/1]).
+
+-spec start_link(active | inert) -> supervisor:startlink_ret().
+start_link(Mode) ->
+    supervisor:start_link({local, ?MODULE}, ?MODULE, Mode).
+
+-doc "Back to inert, newest child first: what was started was for nothing, but the broker must not notice.".
+-spec stop_children() -> ok.
+stop_children() ->
+    lists:foreach(
+        fun({Id, _Pid, _Type, _Modules}) ->
+            _ = supervisor:terminate_child(?MODULE, Id),
+            _ = supervisor:delete_child(?MODULE, Id)
+        end,
+        supervisor:which_children(?MODULE)
+    ).
+
+-spec init(active | inert) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
+init(Mode) ->
+    ok = rabbitmq_stream_s3_registry:create_table(),
+    Flags = #{strategy => one_for_one, intensity => 3, period => 5},
+    {ok, {Flags, children(Mode)}}.
+
+children(inert) ->
+    [];
+children(active) ->
+    [
+        %% The cache comes before the engine: an engine that is opened again marks what the cache knows.
+        worker(rabbitmq_stream_s3_manifest_replica),
+        worker(rabbitmq_stream_s3_api_aws),
+        worker(rabbitmq_stream_s3_reaper),
+        worker(rabbitmq_stream_s3_lister),
+        worker(rabbitmq_stream_s3_governor),
+        #{
+            id => rabbitmq_stream_s3_replica_reader_sup,
+            start => {rabbitmq_stream_s3_replica_reader_sup, start_link, []},
+            shutdown => infinity,
+            type => supervisor
+        },
+        worker(rabbitmq_stream_s3_reconciler)
+    ].
+
+worker(Module) ->
+    #{id => Module, start => {Module, start_link, []}, shutdown => 5000}.
