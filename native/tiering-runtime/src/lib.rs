@@ -4,6 +4,8 @@
 //! timers, and this node's registry of manifests. Does not own: decisions (they are in `tiering-core`), stored bytes
 //! (`log-format`), Erlang terms (`nif`).
 
+pub mod buffer_pool;
+pub mod local_log;
 pub mod manifests;
 pub mod remote_tier;
 pub mod settings;

@@ -176,6 +176,8 @@ impl Stats {
             StoreErrorKind::InvalidRange
             | StoreErrorKind::TooLarge
             | StoreErrorKind::LocalRead
+            | StoreErrorKind::LocalGone
+            | StoreErrorKind::LocalCorrupt
             | StoreErrorKind::Unexpected(_) => &self.request_errors_other,
         };
         row.increment();

@@ -38,6 +38,10 @@ pub enum StoreErrorKind {
     Malformed,
     /// The local bytes of a PUT could not be read.
     LocalRead,
+    /// The local file with the bytes of a PUT is gone.
+    LocalGone,
+    /// The local bytes of a PUT are not what they must be.
+    LocalCorrupt,
     /// The request could not be made, or was refused for a reason that has no kind of its own; the HTTP status, 0 if there was none.
     Unexpected(u16),
 }
@@ -62,6 +66,8 @@ impl StoreErrorKind {
             Self::Tls => "tls",
             Self::Malformed => "malformed",
             Self::LocalRead => "local_read",
+            Self::LocalGone => "local_gone",
+            Self::LocalCorrupt => "local_corrupt",
             Self::Unexpected(_) => "unexpected",
         }
     }
@@ -83,7 +89,9 @@ impl StoreErrorKind {
             | Self::TooLarge
             | Self::Tls
             | Self::Malformed
-            | Self::LocalRead => false,
+            | Self::LocalRead
+            | Self::LocalGone
+            | Self::LocalCorrupt => false,
         }
     }
 

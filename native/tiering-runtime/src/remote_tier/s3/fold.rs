@@ -72,16 +72,14 @@ fn chain_error(error: &(dyn Error + 'static), otherwise: StoreErrorKind) -> Stor
         if let Some(own) = error.downcast_ref::<StoreError>() {
             return own.clone();
         }
-        if error.downcast_ref::<rustls::Error>().is_some() {
+        if error.is::<rustls::Error>() {
             return StoreError::new(StoreErrorKind::Tls, shorten(error.to_string()));
         }
-        if let Some(io) = error.downcast_ref::<std::io::Error>()
-            && let Some(inner) = io.get_ref()
-            && inner.downcast_ref::<rustls::Error>().is_some()
-        {
-            return StoreError::new(StoreErrorKind::Tls, shorten(inner.to_string()));
-        }
-        next = error.source();
+        // An I/O error's source() is that of the error inside it, which would be skipped.
+        next = match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
     }
     let text = chain_text(error);
     // The SDK has no kind for "no credentials found" or "they could not be loaded"; its text is stable enough to say so.

@@ -183,10 +183,12 @@ impl S3RemoteTier {
             .map_err(|error| fold::sdk_error(&error))?;
         let next_token = match (answer.is_truncated(), answer.next_continuation_token()) {
             (Some(true), Some(token)) => Some(token.to_owned()),
-            (Some(true), None) => {
-                return Err(StoreError::new(StoreErrorKind::Malformed, "a listing goes on but does not say where"));
+            (Some(false), _) => None,
+            // A listing that broke off parses as an empty one, and an empty one must never be believed by mistake.
+            (Some(true), None) | (None, _) => {
+                let text = "a listing does not say whether or where it goes on";
+                return Err(StoreError::new(StoreErrorKind::Malformed, text));
             }
-            _ => None,
         };
         let objects = answer.contents.unwrap_or_default().into_iter();
         let objects = objects.filter_map(|object| {
