@@ -1,0 +1,46 @@
+"""Fixtures: run folders that survive nothing, brokers that end with their module."""
+
+import os
+import pathlib
+import zlib
+
+import pytest
+
+from stream_s3_e2e.broker import TOP, Broker, run
+
+CACHE = pathlib.Path(
+    os.environ.get("STREAM_S3_CACHE")
+    or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "rabbitmq-stream-s3"
+)
+
+
+def run_folder(name):
+    """A fresh run folder of this checkout; what a cut-off run left in it is ended first."""
+    folder = CACHE / "run" / f"e2e-{zlib.crc32(str(TOP).encode()):08x}-{name}"
+    if folder.exists():
+        run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_dir(request):
+    """The run folder of this test module; removed unless the module failed or KEEP is set."""
+    folder = run_folder(request.module.__name__.removeprefix("test_"))
+    failed_before = request.session.testsfailed
+    yield folder
+    run(TOP / "scripts" / "node", "--dir", folder, "kill", "--all")
+    if request.session.testsfailed == failed_before and not os.environ.get("KEEP"):
+        run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
+
+
+@pytest.fixture(scope="module")
+def stock_broker(run_dir):
+    """A broker without the plugin."""
+    return Broker(run_dir, "stock1").start()
+
+
+@pytest.fixture
+def stream_name(request):
+    """A stream name of this test's own."""
+    return request.node.name.replace("[", "-").replace("]", "").replace("_", "-")

@@ -1,0 +1,92 @@
+"""A broker with the plugin, and waiting for what the plugin promises.
+
+Everything is asked of the operator's surfaces: the status command, the metrics page, the folder of segments.
+"""
+
+import json
+
+from .broker import Broker
+from .wait import wait_until
+
+PLUGIN = "rabbitmq_stream_s3"
+
+
+class TieredBroker(Broker):
+    """A node with the plugin enabled and pointed at `s3`."""
+
+    def __init__(self, run_dir, s3, bucket, name="rabbit1", conf=None, **options):
+        self.s3, self.bucket = s3, bucket
+        settings = {
+            "stream_s3.bucket": bucket,
+            "stream_s3.region": s3.region,
+            "stream_s3.endpoint": s3.endpoint,
+            "stream_s3.path_style": "true",
+            "stream_s3.access_key_id": s3.access_key,
+            "stream_s3.secret_access_key": s3.secret_key,
+            **(conf or {}),
+        }
+        plugins = options.pop("plugins", (PLUGIN,))
+        # None takes a default away.
+        settings = {key: value for key, value in settings.items() if value is not None}
+        super().__init__(run_dir, name=name, conf=settings, plugins=plugins, **options)
+
+    def node_status(self):
+        """`rabbitmq-streams stream_s3_status --formatter json`"""
+        return json.loads(self.streams("stream_s3_status", "--formatter", "json"))
+
+    def stream_status(self, stream):
+        """`rabbitmq-streams stream_s3_status STREAM --formatter json`"""
+        return json.loads(self.streams("stream_s3_status", stream, "--formatter", "json"))
+
+    def range(self, stream):
+        """The persisted range `(f, n)` that this node's readers count on, or None while it is pending."""
+        text = self.rpc(
+            f'case rabbitmq_stream_s3:stream_range(<<"/">>, <<"{stream}">>) of'
+            ' {ok, F, N} -> {F, N}; _ -> none end.'
+        )
+        if text == "none":
+            return None
+        first, following = text.strip("{}").split(",")
+        return int(first), int(following)
+
+    def wait_persisted(self, stream, next_offset, seconds=120):
+        """Waits until the persisted manifest covers everything below `next_offset`."""
+
+        def covered():
+            found = self.range(stream)
+            return found is not None and found[1] >= next_offset
+
+        wait_until(covered, seconds, f"{stream}: persisted up to {next_offset}")
+
+    def cut(self, stream):
+        """Cuts the fragment that is being assembled."""
+        self.rpc(f'rabbitmq_stream_s3:cut(<<"/">>, <<"{stream}">>).')
+
+    def flush_tier(self, stream, next_offset, seconds=300):
+        """Makes everything below `next_offset` durable in S3 now, without waiting for size or age."""
+
+        def flushed():
+            found = self.range(stream)
+            if found is not None and found[1] >= next_offset:
+                return True
+            self.cut(stream)
+            return False
+
+        wait_until(flushed, seconds, f"{stream}: flushed up to {next_offset}")
+
+    def wait_trimmed(self, stream, segments=2, seconds=60):
+        """Waits until at most that many local segments are left."""
+        wait_until(lambda: len(self.segments(stream)) <= segments, seconds, f"{stream}: trimmed")
+
+    def counter(self, name):
+        """A plugin metric of this node, added up over its labels."""
+        return self.metrics().sum(f"rabbitmq_stream_s3_{name}")
+
+    def versions(self):
+        """RabbitMQ, OTP, osiris and plugin versions."""
+        text = self.rpc(
+            'lists:join(" ", [begin {ok, V} = application:get_key(A, vsn), atom_to_list(A) ++ "=" ++ V end'
+            " || A <- [rabbit, osiris, khepri, rabbitmq_stream_s3]] ++"
+            ' ["otp=" ++ erlang:system_info(otp_release)]).'
+        )
+        return dict(pair.split("=", 1) for pair in text.replace('"', "").replace("[", "").replace("]", "").replace(",", "").split() if "=" in pair)
