@@ -131,7 +131,8 @@ def test_credit_is_respected(stock_broker, filled):
 def test_stats_resolve_and_offset_tracking(stock_broker, filled):
     with stock_broker.client() as client:
         assert client.stats(filled)["first_chunk_id"] == 0
-        assert client.resolve(filled, at_offset(17)) == (4, 17)
+        kind, start = client.resolve(filled, at_offset(17))
+        assert kind == 4 and start <= 17
         assert client.query_offset(filled, "app") is None
         client.store_offset(filled, "app", 42)
         assert client.query_offset(filled, "app") == 42

@@ -6,7 +6,7 @@ import re
 import subprocess
 
 from . import metrics
-from .streamproto import Client
+from .streamproto import NEXT, Client, ProtocolError
 from .wait import wait_until
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
@@ -183,10 +183,15 @@ class Broker:
         return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.M)[1]) * 1024
 
     def wait_leader(self, stream, seconds=30):
-        """Waits until the stream has a leader."""
+        """Waits until the stream has a leader and its member here answers (after a crash: both again)."""
 
         def leader():
-            with self.client() as client:
-                return client.metadata(stream)[0]
+            try:
+                with self.client() as client:
+                    client.stats(stream)
+                    client.subscribe(stream, NEXT).close()
+                    return client.metadata(stream)[0]
+            except ProtocolError as error:
+                raise OSError(str(error)) from error
 
         return wait_until(leader, seconds, f"leader of {stream}")

@@ -87,8 +87,8 @@ def publish_rstream(broker, stream, count, sizes, first=0, gzip=False, filtered=
         async with producer:
             if gzip:
                 starts = range(first, first + count, 50)
-                # One confirmation for each message, also inside a sub-batch.
-                expected = count
+                # One confirmation for each sub-batch.
+                expected = len(starts)
                 for start in starts:
                     entries = [body(n) for n in range(start, min(start + 50, first + count))]
                     await producer.send_sub_entry(

@@ -1,0 +1,152 @@
+-module(rabbitmq_stream_s3_hooks_tests).
+-include_lib("eunit/include/eunit.hrl").
+-include("rabbitmq_stream_s3.hrl").
+
+-define(LOG, stream_s3_test_log).
+-define(HOOKS, rabbitmq_stream_s3_hooks).
+
+hooks_test_() ->
+    [{atom_to_list(name(T)), ?_test(run(T))} || T <- [
+        fun a_new_writer_is_announced/0,
+        fun an_acceptor_is_announced/0,
+        fun a_missing_shell_does_not_fail_the_log/0,
+        fun a_change_of_retention_is_announced/0,
+        fun retention_trims_what_is_durable/0,
+        fun retention_waits_for_a_pending_manifest/0,
+        fun retention_of_an_unknown_folder_is_stock/0,
+        fun an_evaluation_moves_the_floor/0,
+        fun tracking_looks_at_both_tiers/0
+    ]].
+
+name(Test) ->
+    {name, Name} = erlang:fun_info(Test, name),
+    Name.
+
+%% In one process, because the process of a test stands in for the reconciler.
+run(Test) ->
+    true = setup(),
+    try
+        Test()
+    after
+        cleanup(ok)
+    end.
+
+setup() ->
+    ok = ?LOG:setup(),
+    %% The tables that the shell's manifest replica owns.
+    [ets:new(T, [named_table, public]) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    true = register(rabbitmq_stream_s3_reconciler, self()).
+
+cleanup(_) ->
+    _ = whereis(rabbitmq_stream_s3_reconciler) =/= undefined andalso
+        unregister(rabbitmq_stream_s3_reconciler),
+    [ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS], ets:whereis(T) =/= undefined],
+    ?LOG:cleanup(ok).
+
+announced() ->
+    receive
+        {'$gen_cast', Cast} -> Cast
+    after 0 -> none
+    end.
+
+a_new_writer_is_announced() ->
+    Log = ?LOG:new("writer", #{retention => [{'fun', x}, {max_bytes, 7}], reference => a_queue}),
+    StreamId = ?LOG:stream_id(Log),
+    Dir = ?LOG:dir(Log),
+    {attach, writer, Pid, Info} = announced(),
+    ?assertEqual(self(), Pid),
+    ?assertMatch(
+        #{
+            stream_id := StreamId,
+            dir := Dir,
+            epoch := 1,
+            reference := a_queue,
+            retention := [{max_bytes, 7}]
+        },
+        Info
+    ),
+    #{shared := Shared, counter := Counter} = Info,
+    _ = ?LOG:append(1, Log),
+    ?assertEqual(0, osiris_log_shared:committed_chunk_id(Shared)),
+    ?assertEqual(1, counters:get(Counter, 1)),
+    ?assertEqual([{StreamId, pending}], ets:tab2list(?MANIFEST_CACHE)),
+    ?assertEqual([{list_to_binary(Dir), StreamId}], ets:tab2list(?DIRS)),
+    ?assertEqual(pending, rabbitmq_stream_s3_nif:manifest_range(double, StreamId)).
+
+an_acceptor_is_announced() ->
+    Log = ?LOG:append(4, ?LOG:new("acceptor")),
+    {attach, writer, _, #{name := Name, dir := Dir}} = announced(),
+    Config = #{name => Name, dir => Dir, epoch => 2, leader_pid => self()},
+    _ = osiris_log:init_acceptor({0, 7}, [{1, 6}], Config),
+    {attach, acceptor, _, Info} = announced(),
+    ?assertMatch(#{epoch := 2, leader_pid := _, shared := _, counter := _}, Info),
+    ?assertEqual([0, 6], ?LOG:segments(Log)).
+
+a_missing_shell_does_not_fail_the_log() ->
+    true = unregister(rabbitmq_stream_s3_reconciler),
+    [true = ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    Log = ?LOG:append(4, ?LOG:new("alone")),
+    ?assertMatch({{0, 7}, _, 2}, osiris_log:evaluate_retention(?LOG:dir(Log), [])).
+
+a_change_of_retention_is_announced() ->
+    Dir = filename:join("/tmp", "stream_s3_eunit_" ++ os:getpid()),
+    Config = #{name => "policy", dir => filename:join(Dir, "policy"), epoch => 1},
+    ok = filelib:ensure_path(filename:join(Dir, "policy")),
+    State = osiris_log:init(Config),
+    {attach, writer, _, _} = announced(),
+    _ = osiris_log:update_retention([], State),
+    ?assertEqual({update_retention, <<"policy">>, self(), []}, announced()).
+
+retention_trims_what_is_durable() ->
+    Log = ?LOG:append(9, ?LOG:new("durable")),
+    ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 13}}),
+    ?assertMatch({{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{'fun', x}])),
+    ?assertEqual([12], ?LOG:segments(Log)).
+
+retention_waits_for_a_pending_manifest() ->
+    Log = ?LOG:append(9, ?LOG:new("pending")),
+    ?assertMatch({{0, 17}, _, 3}, osiris_log:evaluate_retention(?LOG:dir(Log), [{'fun', x}])).
+
+retention_of_an_unknown_folder_is_stock() ->
+    Log = ?LOG:append(9, ?LOG:new("unknown")),
+    true = ets:delete_all_objects(?DIRS),
+    ?assertMatch(
+        {{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{max_bytes, 1}])
+    ).
+
+an_evaluation_moves_the_floor() ->
+    {ok, Pid} = osiris_retention:start_link(),
+    try
+        Log = ?LOG:append(9, ?LOG:new("floor")),
+        {attach, writer, _, Info} = announced(),
+        ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}}),
+        ?assertEqual(0, ?LOG:floor(Log)),
+        ok = ?HOOKS:evaluate_local_retention(Info),
+        %% It handles a batch newest first: the second answer comes after the evaluation.
+        [ok, ok] = [gen_batch_server:call(osiris_retention, sync) || _ <- [1, 2]],
+        ?assertEqual(12, ?LOG:floor(Log)),
+        #{counter := Counter} = Info,
+        ?assertEqual([12, 1], [counters:get(Counter, N) || N <- [2, 5]])
+    after
+        true = unlink(Pid),
+        ok = gen_batch_server:stop(Pid)
+    end.
+
+%% Osiris forgets stored offsets of consumers below the first offset of the log.
+tracking_looks_at_both_tiers() ->
+    Dir = filename:join(["/tmp", "stream_s3_eunit_" ++ os:getpid(), "tracking"]),
+    ok = filelib:ensure_path(Dir),
+    State = osiris_log:init(#{name => <<"tracking">>, dir => Dir, epoch => 1}),
+    counters:put(osiris_log:counters_ref(State), 2, 50),
+    counters:put(osiris_log:counters_ref(State), 3, 5000),
+    Firsts = fun() -> {osiris_log:first_offset(State), osiris_log:first_timestamp(State)} end,
+    ?assertEqual({0, 0}, Firsts()),
+    Range = #{first_offset => 10, next_offset => 40, first_timestamp => 1000},
+    ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range}),
+    ?assertEqual({10, 1000}, Firsts()),
+    ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range#{first_offset := 40}}),
+    ?assertEqual({50, 5000}, Firsts()),
+    ets:delete(?MANIFEST_CACHE, <<"tracking">>),
+    ?assertEqual({50, 5000}, Firsts()),
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    ?assertEqual({50, 5000}, Firsts()).

@@ -1,0 +1,188 @@
+%% A stand-in for the native core in tests of the Erlang side: loads, under the name of the NIF
+%% module, functions that read "remote" chunks from memory.
+%%
+%% A stream is {Range, Chunks}: Range = pending | {First, Next}, Chunks = all chunks that were ever
+%% uploaded, as made by stream_s3_test_log:chunks/1. `stalled` makes reads wait until wake/0.
+-module(stream_s3_nif_double).
+
+-export([load/0, unload/0, put/3, stall/1, wake/0, opened/0]).
+-export([manifest_mark_pending/2, manifest_range/2, manifest_await/4, route/5]).
+-export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
+
+-define(TABLE, ?MODULE).
+
+load() ->
+    _ = [ets:delete(?TABLE) || ets:whereis(?TABLE) =/= undefined],
+    ?TABLE = ets:new(?TABLE, [named_table, public]),
+    persistent_term:put({rabbitmq_stream_s3, engine}, double),
+    Exports = [
+        {manifest_mark_pending, 2},
+        {manifest_range, 2},
+        {manifest_await, 4},
+        {route, 5},
+        {reader_open, 5},
+        {reader_read, 2},
+        {reader_close, 1},
+        {chunk_entries, 5}
+    ],
+    Text = [
+        "-module(rabbitmq_stream_s3_nif).\n",
+        [io_lib:format("-export([~s/~b]).\n", [F, A]) || {F, A} <- Exports],
+        [delegate(F, A) || {F, A} <- Exports]
+    ],
+    Forms = [parse(L) || L <- string:split(lists:flatten(Text), "\n", all), L =/= ""],
+    {ok, Module, Binary} = compile:forms(Forms),
+    {module, Module} = code:load_binary(Module, "stream_s3_nif_double", Binary),
+    ok.
+
+delegate(F, A) ->
+    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
+    io_lib:format("~s(~s) -> ~s:~s(~s).\n", [F, Args, ?MODULE, F, Args]).
+
+parse(Line) ->
+    {ok, Tokens, _} = erl_scan:string(Line),
+    {ok, Form} = erl_parse:parse_form(Tokens),
+    Form.
+
+unload() ->
+    _ = persistent_term:erase({rabbitmq_stream_s3, engine}),
+    _ = code:purge(rabbitmq_stream_s3_nif),
+    _ = code:delete(rabbitmq_stream_s3_nif),
+    _ = code:purge(rabbitmq_stream_s3_nif),
+    true = ets:delete(?TABLE),
+    ok.
+
+put(StreamId, Range, Chunks) ->
+    true = ets:insert(?TABLE, {{stream, StreamId}, Range, Chunks}),
+    _ = [
+        begin
+            Pid ! {rabbitmq_stream_s3, Ref, resolved},
+            ets:delete(?TABLE, {await, Ref})
+        end
+     || Range =/= pending, {{await, Ref}, Id, Pid} <- ets:tab2list(?TABLE), Id =:= StreamId
+    ],
+    ok.
+
+%% How many reads to answer with wait.
+stall(Reads) ->
+    true = ets:insert(?TABLE, {stall, Reads}),
+    ok.
+
+wake() ->
+    Waiting = [{Pid, Wake} || {{waiting, _}, Pid, Wake} <- ets:tab2list(?TABLE)],
+    true = ets:match_delete(?TABLE, {{waiting, '_'}, '_', '_'}),
+    _ = [Pid ! Wake || {Pid, Wake} <- Waiting],
+    length(Waiting).
+
+opened() ->
+    length([R || {{reader, R}, _, _, _, _} <- ets:tab2list(?TABLE)]).
+
+manifest_mark_pending(double, StreamId) ->
+    _ = ets:insert_new(?TABLE, {{stream, StreamId}, pending, []}),
+    ok.
+
+manifest_range(double, StreamId) ->
+    case ets:lookup(?TABLE, {stream, StreamId}) of
+        [] -> none;
+        [{_, pending, _}] -> pending;
+        [{_, {First, Next}, _}] -> {ok, First, Next}
+    end.
+
+manifest_await(double, Pid, Ref, StreamId) ->
+    case manifest_range(double, StreamId) of
+        pending -> ets:insert(?TABLE, {{await, Ref}, StreamId, Pid});
+        _ -> Pid ! {rabbitmq_stream_s3, Ref, resolved}
+    end,
+    ok.
+
+route(double, _, last, _, _) ->
+    {local, last};
+route(double, _, next, _, _) ->
+    {local, next};
+route(double, _, {offset, N}, LocalFirst, _) when LocalFirst >= 0, N >= LocalFirst ->
+    {local, {offset, N}};
+route(double, StreamId, Spec, LocalFirst, LocalNext) ->
+    case manifest_range(double, StreamId) of
+        pending -> pending;
+        {ok, Same, Same} -> {local, local(Spec)};
+        {ok, First, Next} -> route(Spec, First, Next, LocalFirst, LocalNext, StreamId)
+    end.
+
+route(first, First, _, LocalFirst, _, _) when LocalFirst < 0; First < LocalFirst ->
+    {remote, First};
+route(first, _, _, _, _, _) ->
+    {local, first};
+route({offset, N}, First, Next, _, _, _) when N < Next ->
+    {remote, max(N, First)};
+route({offset, N}, _, _, _, _, _) ->
+    {local, {offset, N}};
+route({abs, N}, First, Next, LocalFirst, LocalNext, StreamId) ->
+    case N >= First andalso N < max(Next, LocalNext) of
+        true -> route(double, StreamId, {offset, N}, LocalFirst, LocalNext);
+        false -> {error, {offset_out_of_range, {First, max(Next, LocalNext) - 1}}}
+    end;
+route({timestamp, Ts}, First, Next, _, _, StreamId) ->
+    [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
+    Remote = [Id || {#{chunk_id := Id, timestamp := T}, _, _, _} <- Chunks, T >= Ts],
+    case Remote of
+        [Id | _] when Id < Next -> {remote, max(First, Id)};
+        _ -> {local, {timestamp, Ts}}
+    end.
+
+local({abs, N}) -> {offset, N};
+local(Spec) -> Spec.
+
+reader_open(double, Owner, Wake, StreamId, Start) ->
+    Reader = make_ref(),
+    [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
+    Position =
+        case Start of
+            {offset, N} ->
+                lists:max([0 | [Id || {#{chunk_id := Id}, _, _, _} <- Chunks, Id =< N]]);
+            {timestamp, Ts} ->
+                hd([Id || {#{chunk_id := Id, timestamp := T}, _, _, _} <- Chunks, T >= Ts])
+        end,
+    true = ets:insert(?TABLE, {{reader, Reader}, StreamId, Position, Owner, Wake}),
+    {ok, Reader}.
+
+reader_read(Reader, Max) ->
+    [{Key, StreamId, Position, Owner, Wake}] = ets:lookup(?TABLE, {reader, Reader}),
+    [{_, Range, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
+    case {ets:lookup(?TABLE, stall), Range} of
+        {[{stall, N}], _} when N > 0 ->
+            true = ets:insert(?TABLE, {stall, N - 1}),
+            true = ets:insert(?TABLE, {{waiting, Reader}, Owner, Wake}),
+            wait;
+        {_, {error, _, _} = Error} ->
+            Error;
+        {_, {_, Next}} when Position >= Next ->
+            {local, Next};
+        _ ->
+            case [C || {#{chunk_id := Id}, _, _, _} = C <- Chunks, Id >= Position, Id =< Max] of
+                [{#{chunk_id := Id, num_records := Records} = H, Filter, Data, Trailer} | _] ->
+                    true = ets:insert(?TABLE, {Key, StreamId, Id + Records, Owner, Wake}),
+                    {chunk, H, Filter, Data, Trailer};
+                [] ->
+                    wait
+            end
+    end.
+
+reader_close(Reader) ->
+    true = ets:delete(?TABLE, {reader, Reader}),
+    ok.
+
+chunk_entries(_, Position, Offset, 0, _) ->
+    {[], Position, Offset, 0};
+chunk_entries(_, Position, Offset, Left, 0) ->
+    {[], Position, Offset, Left};
+chunk_entries(Data, Position, Offset, Left, Max) ->
+    {Entry, NextPosition, NextOffset} =
+        case Data of
+            <<_:Position/binary, 0:1, Len:31, Record:Len/binary, _/binary>> ->
+                {{Offset, Record}, Position + 4 + Len, Offset + 1};
+            <<_:Position/binary, 1:1, Comp:3, _:4, Num:16, Un:32, Len:32, Batch:Len/binary,
+                _/binary>> ->
+                {{Offset, {batch, Num, Comp, Un, Batch}}, Position + 11 + Len, Offset + Num}
+        end,
+    {More, P, O, L} = chunk_entries(Data, NextPosition, NextOffset, Left - 1, Max - 1),
+    {[Entry | More], P, O, L}.

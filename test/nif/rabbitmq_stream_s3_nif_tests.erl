@@ -1,0 +1,565 @@
+%% The seam between Erlang and the native core, with the built library: shapes, ownership, messages,
+%% no waiting, no leaks.
+%%
+%% Owns the protocol of docs/NIF_PROTOCOL.md as seen from Erlang. What the core decides is tested in
+%% the core. Needs S3_ENDPOINT and its keys in the environment (test/nif/run starts a server); the cases that talk to
+%% it are left out without.
+-module(rabbitmq_stream_s3_nif_tests).
+
+-include_lib("eunit/include/eunit.hrl").
+
+-define(NIF, rabbitmq_stream_s3_nif).
+-define(RECEIVE_MS, 20000).
+
+%% Shapes ------------------------------------------------------------------------------------------
+
+interface_version_test() ->
+    ?assertEqual(1, ?NIF:interface_version()).
+
+badarg_test() ->
+    {ok, Engine} = open(),
+    Ref = make_ref(),
+    [?assertError(badarg, apply(?NIF, Function, Arguments))
+     || {Function, Arguments} <-
+            [{engine_close, [make_ref()]},
+             {engine_close, [engine]},
+             {engine_stats, [Ref]},
+             {engine_probe, [Engine, self, Ref]},
+             {engine_probe, [Engine, self(), not_a_reference]},
+             {engine_set_rate, [Engine, -1, default]},
+             {engine_set_rate, [Engine, 0, default]},
+             {engine_set_rate, [Engine, unlimited, unlimited]},
+             {list_objects, [Engine, self(), Ref, "text", start]},
+             {list_objects, [Engine, self(), Ref, <<255>>, start]},
+             {delete_objects, [Engine, self(), Ref, lists:duplicate(1001, <<"key">>)]},
+             {delete_objects, [Engine, self(), Ref, key]},
+             {stream_open, [Engine, self(), Ref, #{}]},
+             {stream_open, [Engine, self(), Ref, (stream_config("s"))#{epoch => -1}]},
+             {stream_event, [Engine, cut]},
+             {manifest_range, [Engine, stream]},
+             {route, [Engine, <<"s">>, {offset, -1}, -1, 0]},
+             {route, [Engine, <<"s">>, somewhere, -1, 0]},
+             {route, [Engine, <<"s">>, first, -2, 0]},
+             {reader_open, [Engine, self(), wake, <<"s">>, first]},
+             {reader_read, [Engine, 0]},
+             {chunk_entries, [data, 0, 0, 1, 1]},
+             {chunk_entries, [<<>>, -1, 0, 1, 1]},
+             {chunk_entries, [<<1:3>>, 0, 0, 1, 1]}]],
+    ok = ?NIF:engine_close(Engine).
+
+bad_events_test() ->
+    {ok, Engine} = open(),
+    {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("events")),
+    [?assertError(badarg, ?NIF:stream_event(Stream, Event))
+     || Event <-
+            [unknown,
+             {pointer, {ok, 1, 2}},
+             {pointer, found},
+             {committed, -2, 0},
+             {committed, 0, atom},
+             {anchor, maybe_},
+             {pointer_committed, ok},
+             {retention, []},
+             {retention, #{max_bytes => -1}},
+             {retention, #{max_age_ms => infinity}}]],
+    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:engine_close(Engine).
+
+%% A wrong configuration is returned, not raised: an exception would carry the secret into a log.
+config_errors_keep_secrets_test() ->
+    Wrong =
+        [config(#{region => 'us-east-1'}),
+         config(#{fragment_size_bytes => -1}),
+         config(#{endpoint => <<"not a url">>}),
+         maps:remove(bucket, config(#{})),
+         maps:remove(secret_access_key, config(#{})),
+         [{secret_access_key, <<"TheSecret">>}]],
+    [begin
+         {error, {Kind, Text}} = ?NIF:engine_open(self(), make_ref(), Config),
+         ?assert(is_atom(Kind)),
+         ?assert(is_binary(Text)),
+         ?assertEqual(nomatch, binary:match(Text, <<"TheSecret">>))
+     end
+     || Config <- Wrong],
+    {error, {config, _}} = ?NIF:engine_open(not_a_pid, make_ref(), config(#{})),
+    {error, {config, _}} = ?NIF:engine_open(self(), not_a_ref, config(#{})).
+
+%% Entries of a chunk ------------------------------------------------------------------------------
+
+chunk_entries_test() ->
+    Big = binary:copy(<<"b">>, 300),
+    Data = iolist_to_binary([simple(<<"a">>), batch(7, 3, 999, Big), simple(<<>>), simple(Big)]),
+    Size = byte_size(Data),
+    All = [{10, <<"a">>}, {11, {batch, 7, 3, 999, Big}}, {18, <<>>}, {19, Big}],
+    ?assertEqual({All, Size, 20, 0}, ?NIF:chunk_entries(Data, 0, 10, 4, 100)),
+    ?assertEqual({[], 0, 10, 0}, ?NIF:chunk_entries(Data, 0, 10, 0, 100)),
+    ?assertEqual({[], 0, 10, 4}, ?NIF:chunk_entries(Data, 0, 10, 4, 0)),
+    %% one at a time gives the same
+    ?assertEqual(All, one_by_one(Data, 0, 10, 4)),
+    %% more entries promised than there are
+    ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Data, 0, 10, 5, 100)),
+    %% cut off anywhere: never a crash, never a wrong entry
+    [?assertEqual({error, corrupt},
+                  ?NIF:chunk_entries(binary:part(Data, 0, Length), 0, 10, 4, 100))
+     || Length <- lists:seq(0, Size - 1)],
+    ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Data, Size + 1, 10, 1, 1)),
+    ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Data, 0, 16#ffffffffffffffff, 4, 4)).
+
+chunk_entries_share_the_data_test() ->
+    Data = iolist_to_binary([simple(binary:copy(<<"x">>, 100)) || _ <- lists:seq(1, 100)]),
+    {Entries, _, _, 0} = ?NIF:chunk_entries(Data, 0, 0, 100, 100),
+    [?assertEqual(byte_size(Data), binary:referenced_byte_size(Entry)) || {_, Entry} <- Entries].
+
+chunk_entries_are_bounded_test() ->
+    Count = 5000,
+    Data = iolist_to_binary(lists:duplicate(Count, simple(<<"x">>))),
+    {Entries, _, _, Left} = ?NIF:chunk_entries(Data, 0, 0, Count, 1 bsl 60),
+    ?assert(length(Entries) < Count),
+    ?assertEqual(Count, length(Entries) + Left),
+    ?assertEqual(Count, length(one_by_one(Data, 0, 0, Count))).
+
+%% Life of the handles -----------------------------------------------------------------------------
+
+engines_leave_no_threads_test_() ->
+    {timeout,
+     120,
+     fun() ->
+        Before = threads(),
+        [begin
+             {ok, Engine} = open(),
+             ok = ?NIF:engine_close(Engine),
+             ok = ?NIF:engine_close(Engine)
+         end
+         || _ <- lists:seq(1, 100)],
+        eventually(fun() -> threads() =< Before end)
+     end}.
+
+dropped_engines_leave_no_threads_test_() ->
+    {timeout,
+     120,
+     fun() ->
+        Before = threads(),
+        in_process(fun() -> [{ok, _} = open() || _ <- lists:seq(1, 20)] end),
+        erlang:garbage_collect(),
+        eventually(fun() -> threads() =< Before end)
+     end}.
+
+owner_death_closes_everything_test() ->
+    {ok, Engine} = open(),
+    Self = self(),
+    {Pid, Monitor} =
+        spawn_monitor(fun() ->
+                         {ok, Stream} =
+                             ?NIF:stream_open(Engine, self(), make_ref(), stream_config("o")),
+                         {ok, Reader} =
+                             ?NIF:reader_open(Engine, self(), wake, <<"o">>, {offset, 0}),
+                         {ok, Own} = open(),
+                         Self ! {handles, Stream, Reader, Own},
+                         receive stop -> ok end
+                      end),
+    receive {handles, Stream, Reader, Own} -> ok end,
+    ok = ?NIF:stream_event(Stream, {committed, -1, -1}),
+    Pid ! stop,
+    receive {'DOWN', Monitor, _, _, _} -> ok end,
+    eventually(fun() -> ?NIF:stream_event(Stream, {committed, -1, -1}) =:= {error, closed} end),
+    eventually(fun() ->
+                  ?NIF:stream_open(Own, self(), make_ref(), stream_config("x")) =:= {error, closed}
+               end),
+    {error, _, _} = ?NIF:reader_read(Reader, 0),
+    ok = ?NIF:engine_close(Engine).
+
+dead_owner_is_refused_test() ->
+    Dead = in_process(fun() -> self() end),
+    {error, {closed, _}} = ?NIF:engine_open(Dead, make_ref(), config(#{})),
+    {ok, Engine} = open(),
+    {error, closed} = ?NIF:stream_open(Engine, Dead, make_ref(), stream_config("dead")),
+    {error, closed} = ?NIF:reader_open(Engine, Dead, wake, <<"dead">>, {offset, 0}),
+    ok = ?NIF:engine_close(Engine).
+
+closed_engine_refuses_test() ->
+    {ok, Engine} = open(),
+    {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("c")),
+    ok = ?NIF:engine_close(Engine),
+    eventually(fun() -> ?NIF:stream_event(Stream, cut) =:= {error, closed} end),
+    Ref = make_ref(),
+    {error, closed} = ?NIF:engine_probe(Engine, self(), Ref),
+    {error, closed} = ?NIF:list_objects(Engine, self(), Ref, <<"c">>, start),
+    {error, closed} = ?NIF:delete_objects(Engine, self(), Ref, []),
+    {error, closed} = ?NIF:manifest_await(Engine, self(), Ref, <<"c">>),
+    {error, closed} = ?NIF:stream_open(Engine, self(), Ref, stream_config("c")),
+    {error, closed} = ?NIF:reader_open(Engine, self(), wake, <<"c">>, {offset, 0}),
+    ?assert(is_map(?NIF:engine_stats(Engine))),
+    ok = ?NIF:stream_close(Stream).
+
+%% Disabling a plugin deletes its modules, enabling it again loads them: handles of before are refused.
+reload_test() ->
+    {ok, Old} = open(),
+    true = code:soft_purge(?NIF),
+    true = code:delete(?NIF),
+    {module, ?NIF} = code:ensure_loaded(?NIF),
+    ?assertEqual(1, ?NIF:interface_version()),
+    ?assertError(badarg, ?NIF:engine_stats(Old)),
+    {ok, New} = open(),
+    ?assert(is_map(?NIF:engine_stats(New))),
+    ok = ?NIF:engine_close(New),
+    true = code:soft_purge(?NIF).
+
+%% Manifests ---------------------------------------------------------------------------------------
+
+manifests_test() ->
+    {ok, Engine} = open(),
+    ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
+    ?assertEqual(pending, ?NIF:route(Engine, <<"m">>, first, 0, 10)),
+    ok = ?NIF:manifest_mark_pending(Engine, <<"m">>),
+    ?assertEqual(pending, ?NIF:manifest_range(Engine, <<"m">>)),
+    ?assertEqual(pending, ?NIF:route(Engine, <<"m">>, first, 0, 10)),
+    ok = ?NIF:manifest_forget(Engine, <<"m">>),
+    ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
+    ok = ?NIF:engine_close(Engine).
+
+resolved_empty_manifest_test() ->
+    {ok, Engine} = open(),
+    Ref = make_ref(),
+    Id = <<"empty">>,
+    ok = ?NIF:manifest_mark_pending(Engine, Id),
+    Await = make_ref(),
+    ok = ?NIF:manifest_await(Engine, self(), Await, Id),
+    {ok, Stream} = ?NIF:stream_open(Engine, self(), Ref, stream_config(Id)),
+    read_pointer = push(Ref),
+    ok = ?NIF:stream_event(Stream, {committed, -1, -1}),
+    ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+    {range, #{first_offset := 0, next_offset := 0, revision := 0}} = push(Ref),
+    resolved = push(Await),
+    %% resolved already: the answer still is a message
+    Again = make_ref(),
+    ok = ?NIF:manifest_await(Engine, self(), Again, Id),
+    resolved = push(Again),
+    ?assertEqual({ok, 0, 0}, ?NIF:manifest_range(Engine, Id)),
+    ?assertEqual({local, first}, ?NIF:route(Engine, Id, first, 0, 10)),
+    ?assertMatch(#{phase := _, problem := undefined, counters := #{}}, ?NIF:stream_status(Stream)),
+    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:engine_close(Engine).
+
+%% No call waits -----------------------------------------------------------------------------------
+
+events_never_wait_test_() ->
+    {timeout,
+     60,
+     fun() ->
+        {ok, Engine} = open(),
+        {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("fast")),
+        Times =
+            [time_us(fun() -> ok = ?NIF:stream_event(Stream, {committed, N, 0}) end)
+             || N <- lists:seq(1, 10000)],
+        report("stream_event {committed,_,_}", Times),
+        Cuts =
+            [time_us(fun() -> true = lists:member(?NIF:stream_event(Stream, cut), [ok, {error, busy}])
+                     end)
+             || _ <- lists:seq(1, 10000)],
+        report("stream_event cut", Cuts),
+        report("stream_status",
+               [time_us(fun() -> #{} = ?NIF:stream_status(Stream) end)
+                || _ <- lists:seq(1, 1000)]),
+        report("engine_stats",
+               [time_us(fun() -> #{} = ?NIF:engine_stats(Engine) end)
+                || _ <- lists:seq(1, 1000)]),
+        report("manifest_range",
+               [time_us(fun() -> none = ?NIF:manifest_range(Engine, <<"other">>) end)
+                || _ <- lists:seq(1, 10000)]),
+        Data = iolist_to_binary(lists:duplicate(1024, simple(binary:copy(<<"x">>, 100)))),
+        report("chunk_entries, 1024 entries",
+               [time_us(fun() -> {_, _, _, 0} = ?NIF:chunk_entries(Data, 0, 0, 1024, 1024) end)
+                || _ <- lists:seq(1, 1000)]),
+        Opens =
+            [begin
+                 {Us, {ok, E}} = timer:tc(fun open/0),
+                 CloseUs = time_us(fun() -> ok = ?NIF:engine_close(E) end),
+                 {Us, CloseUs}
+             end
+             || _ <- lists:seq(1, 20)],
+        report("engine_open", [Us || {Us, _} <- Opens], 20000),
+        report("engine_close", [Us || {_, Us} <- Opens]),
+        ok = ?NIF:engine_close(Engine)
+     end}.
+
+%% With an S3 server -------------------------------------------------------------------------------
+
+s3_test_() ->
+    case os:getenv("S3_ENDPOINT") of
+        false ->
+            [];
+        _ ->
+            [{timeout, 60, fun probe/0},
+             {timeout, 60, fun probe_failures/0},
+             {timeout, 120, fun upload_and_read/0},
+             {timeout, 60, fun list_and_delete/0}]
+    end.
+
+probe() ->
+    {ok, Engine} = open(),
+    Ref = make_ref(),
+    ok = ?NIF:engine_probe(Engine, self(), Ref),
+    ?assertEqual({probe, ok}, push(Ref)),
+    ok = ?NIF:engine_close(Engine).
+
+probe_failures() ->
+    [begin
+         {ok, Engine} = ?NIF:engine_open(self(), make_ref(), config(Change)),
+         Ref = make_ref(),
+         ok = ?NIF:engine_probe(Engine, self(), Ref),
+         ?assertMatch({probe, {error, Kind, <<_/binary>>}}, push(Ref)),
+         ok = ?NIF:engine_close(Engine)
+     end
+     || {Kind, Change} <-
+            [{no_such_bucket, #{bucket => <<"nobody-made-this-one">>}},
+             {access_denied, #{secret_access_key => <<"wrong">>}},
+             {unreachable, #{endpoint => <<"http://127.0.0.1:9">>}}]].
+
+%% A local log of three chunks is uploaded, then read back as the reader of a consumer does it.
+upload_and_read() ->
+    {ok, Engine} = open(#{persist_threshold => 1, persist_interval_ms => 100}),
+    Id = unique_id(),
+    Dir = scratch(Id),
+    Chunks =
+        [chunk(0, [simple(<<"zero">>), simple(<<"one">>)], <<>>),
+         chunk(2, [batch(3, 0, 15, binary:copy(<<"y">>, 200))], <<"filter">>),
+         chunk(5, [simple(binary:copy(<<"z">>, 100000))], <<>>)],
+    ok = file:write_file(filename:join(Dir, segment_name(0)), [<<"OSIL", 1:32>>, Chunks]),
+    Ref = make_ref(),
+    Config = #{stream_id => Id, directory => unicode:characters_to_binary(Dir), epoch => 1,
+               queue => <<"q">>, vhost => <<"/">>},
+    {ok, Stream} = ?NIF:stream_open(Engine, self(), Ref, Config),
+    ok = ?NIF:stream_event(Stream, {committed, 5, 0}),
+    read_pointer = push(Ref),
+    ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+    Range = serve_until(Stream, Ref, 6),
+    ?assertMatch(#{first_offset := 0, next_offset := 6, epoch := 1}, Range),
+    ?assertEqual({ok, 0, 6}, ?NIF:manifest_range(Engine, Id)),
+    ?assertEqual({remote, 0}, ?NIF:route(Engine, Id, first, 5, 6)),
+    Wake = {'$gen_cast', {queue_event, <<"name">>, {osiris_offset, make_ref(), 0}}},
+    {ok, Reader} = ?NIF:reader_open(Engine, self(), Wake, Id, {offset, 0}),
+    Read = read_chunks(Reader, Wake, 5),
+    ?assertEqual(Chunks, [iolist_to_binary([maps:get(header_data, H), F, D, T])
+                          || {H, F, D, T} <- Read]),
+    [{H0, <<>>, D0, <<>>}, {H1, <<"filter">>, _, <<>>}, {H2, <<>>, D2, <<>>}] = Read,
+    ?assertMatch(#{chunk_id := 0, epoch := 1, type := 0, num_records := 2, num_entries := 2,
+                   data_size := 15, trailer_size := 0, filter_size := 0, timestamp := 1700000000000,
+                   header_data := <<5:4, 0:4, _/binary>>},
+                 H0),
+    ?assertEqual(lists:sort([chunk_id, epoch, type, crc, num_records, num_entries, timestamp,
+                             data_size, trailer_size, header_data, filter_size, position,
+                             next_position]),
+                 lists:sort(maps:keys(H0))),
+    ?assertEqual(erlang:crc32(D0), maps:get(crc, H0)),
+    ?assertMatch(#{chunk_id := 2, num_records := 3, filter_size := 6}, H1),
+    ?assertEqual(maps:get(next_position, H1), maps:get(position, H2)),
+    %% the data is the fetched memory itself, not a copy in the caller's heap
+    ?assert(binary:referenced_byte_size(D2) >= byte_size(D2)),
+    {[{0, <<"zero">>}, {1, <<"one">>}], _, 2, 0} = ?NIF:chunk_entries(D0, 0, 0, 2, 10),
+    ?assertEqual({local, 6}, read_end(Reader, Wake)),
+    ok = ?NIF:reader_close(Reader),
+    %% binaries outlive their reader
+    erlang:garbage_collect(),
+    ?assertEqual(erlang:crc32(D2), maps:get(crc, H2)),
+    %% a timestamp finds its place too
+    {ok, Reader2} = ?NIF:reader_open(Engine, self(), Wake, Id, {timestamp, 0}),
+    [{#{chunk_id := 0}, _, _, _} | _] = read_chunks(Reader2, Wake, 5),
+    %% and a limit holds chunks back
+    {ok, Reader3} = ?NIF:reader_open(Engine, self(), Wake, Id, {offset, 0}),
+    [_, _] = read_chunks(Reader3, Wake, 2),
+    ?assertEqual(wait, ?NIF:reader_read(Reader3, 2)),
+    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:engine_close(Engine),
+    {error, _, _} = read_end(Reader3, Wake),
+    ok = file:del_dir_r(Dir).
+
+list_and_delete() ->
+    {ok, Engine} = open(),
+    Ref = make_ref(),
+    ok = ?NIF:list_objects(Engine, self(), Ref, <<"no-such-stream">>, start),
+    ?assertEqual({page, [], done}, push(Ref)),
+    ok = ?NIF:delete_objects(Engine, self(), Ref, [<<"rabbitmq/stream/none/data/x">>]),
+    ?assertMatch({deleted, 1, 0}, push(Ref)),
+    ok = ?NIF:engine_close(Engine).
+
+%% Helpers -----------------------------------------------------------------------------------------
+
+open() ->
+    open(#{}).
+
+open(Change) ->
+    ?NIF:engine_open(self(), make_ref(), config(Change)).
+
+config(Change) ->
+    Endpoint = unicode:characters_to_binary(os:getenv("S3_ENDPOINT", "http://127.0.0.1:9")),
+    maps:merge(#{bucket => env("S3_BUCKET", "test"),
+                 region => <<"us-east-1">>,
+                 endpoint => Endpoint,
+                 path_style => true,
+                 prefix => <<"rabbitmq/stream">>,
+                 access_key_id => env("S3_ACCESS_KEY", "AKTEST"),
+                 secret_access_key => env("S3_SECRET_KEY", "TheSecret"),
+                 session_token => undefined,
+                 tls_ca_file => undefined,
+                 tls_verify => true,
+                 cluster => <<"nif-tests">>,
+                 fragment_size_bytes => 64 bsl 20,
+                 fragment_max_age_ms => 0,
+                 persist_threshold => 10,
+                 persist_interval_ms => 1000,
+                 max_transfer_bytes_per_sec => unlimited,
+                 max_transfer_burst_bytes => default,
+                 max_concurrent_transfers => 4,
+                 request_timeout_ms => 10000,
+                 connect_timeout_ms => 1000,
+                 transfer_deadline_ms => 60000,
+                 worker_threads => 2,
+                 read_request_size_bytes => 4 bsl 20,
+                 read_ahead_bytes => 8 bsl 20,
+                 read_memory_bytes => 64 bsl 20,
+                 verify_crc_on_read => true},
+               Change).
+
+env(Name, Default) ->
+    unicode:characters_to_binary(os:getenv(Name, Default)).
+
+stream_config(Id) ->
+    #{stream_id => iolist_to_binary(Id),
+      directory => <<"/nonexistent/stream">>,
+      epoch => 1,
+      queue => <<"q">>,
+      vhost => <<"/">>}.
+
+unique_id() ->
+    iolist_to_binary(["__nif_", integer_to_list(erlang:system_time(microsecond))]).
+
+scratch(Id) ->
+    Dir = filename:join(["/tmp", "stream-s3-nif-tests", Id]),
+    ok = filelib:ensure_path(Dir),
+    unicode:characters_to_list(Dir).
+
+segment_name(Offset) ->
+    lists:flatten(io_lib:format("~20..0B.segment", [Offset])).
+
+simple(Record) ->
+    <<0:1, (byte_size(Record)):31, Record/binary>>.
+
+batch(NumRecords, Compression, UncompressedLen, Records) ->
+    <<1:1, Compression:3, 0:4, NumRecords:16, UncompressedLen:32, (byte_size(Records)):32,
+      Records/binary>>.
+
+chunk(ChunkId, Entries, Filter) ->
+    Data = iolist_to_binary(Entries),
+    NumRecords = lists:sum([num_records(Entry) || Entry <- Entries]),
+    <<5:4, 0:4, 0:8, (length(Entries)):16, NumRecords:32, 1700000000000:64, 1:64, ChunkId:64,
+      (erlang:crc32(Data)):32, (byte_size(Data)):32, 0:32, (byte_size(Filter)):8, 0:24,
+      Filter/binary, Data/binary>>.
+
+num_records(<<0:1, _/bitstring>>) ->
+    1;
+num_records(<<1:1, _:7, NumRecords:16, _/binary>>) ->
+    NumRecords.
+
+one_by_one(_Data, _Position, _Offset, 0) ->
+    [];
+one_by_one(Data, Position, Offset, NumLeft) ->
+    {[Entry], Position1, Offset1, NumLeft1} = ?NIF:chunk_entries(Data, Position, Offset, NumLeft, 1),
+    [Entry | one_by_one(Data, Position1, Offset1, NumLeft1)].
+
+%% The shell's part of the upload: answers until the persisted range ends at NextOffset.
+serve_until(Stream, Ref, NextOffset) ->
+    case push(Ref) of
+        {range, #{next_offset := NextOffset} = Range} ->
+            Range;
+        {range, _} ->
+            serve_until(Stream, Ref, NextOffset);
+        read_pointer ->
+            ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+            serve_until(Stream, Ref, NextOffset);
+        write_anchor ->
+            ok = ?NIF:stream_event(Stream, {anchor, ok}),
+            ok = ?NIF:stream_event(Stream, cut),
+            serve_until(Stream, Ref, NextOffset);
+        {commit_pointer, 1, Uid, Expected} when is_integer(Uid) ->
+            ok = ?NIF:stream_event(Stream, {pointer_committed, {ok, Expected + 1}}),
+            serve_until(Stream, Ref, NextOffset)
+    end.
+
+read_chunks(Reader, Wake, LastChunkId) ->
+    case ?NIF:reader_read(Reader, LastChunkId) of
+        {chunk, #{chunk_id := LastChunkId} = Header, Filter, Data, Trailer} ->
+            [{Header, Filter, Data, Trailer}];
+        {chunk, Header, Filter, Data, Trailer} ->
+            [{Header, Filter, Data, Trailer} | read_chunks(Reader, Wake, LastChunkId)];
+        wait ->
+            wait_for(Wake),
+            read_chunks(Reader, Wake, LastChunkId)
+    end.
+
+read_end(Reader, Wake) ->
+    case ?NIF:reader_read(Reader, 1 bsl 60) of
+        {chunk, _, _, _, _} ->
+            read_end(Reader, Wake);
+        wait ->
+            wait_for(Wake),
+            read_end(Reader, Wake);
+        End ->
+            End
+    end.
+
+wait_for(Wake) ->
+    receive
+        Wake ->
+            ok
+    after ?RECEIVE_MS ->
+        error({no_wake, process_info(self(), messages)})
+    end.
+
+push(Ref) ->
+    receive
+        {rabbitmq_stream_s3, Ref, Event} ->
+            Event
+    after ?RECEIVE_MS ->
+        error({no_push, process_info(self(), messages)})
+    end.
+
+in_process(Fun) ->
+    {_, Monitor} = spawn_monitor(fun() -> exit({value, Fun()}) end),
+    receive
+        {'DOWN', Monitor, _, _, {value, Value}} ->
+            Value
+    end.
+
+threads() ->
+    {ok, Names} = file:list_dir("/proc/self/task"),
+    length(Names).
+
+%% Waits for what happens in the background, by trying until it is so.
+eventually(Condition) ->
+    eventually(Condition, erlang:monotonic_time(millisecond) + ?RECEIVE_MS).
+
+eventually(Condition, Deadline) ->
+    case Condition() of
+        true ->
+            ok;
+        false ->
+            ?assert(erlang:monotonic_time(millisecond) < Deadline),
+            receive after 5 -> eventually(Condition, Deadline) end
+    end.
+
+time_us(Fun) ->
+    {Us, _} = timer:tc(Fun),
+    Us.
+
+report(What, Times) ->
+    report(What, Times, 1000).
+
+%% The 99th percentile is what a call costs; above it is what the machine's other work costs.
+report(What, Times, MaxUs) ->
+    Sorted = lists:sort(Times),
+    Count = length(Sorted),
+    [Median, P99, Worst] = [lists:nth(max(1, ceil(Count * Q)), Sorted) || Q <- [0.5, 0.99, 1.0]],
+    io:format(user,
+              "~n  ~ts: median ~b us, 99 % ~b us, worst ~b us~n",
+              [What, Median, P99, Worst]),
+    ?assert(P99 < MaxUs).
