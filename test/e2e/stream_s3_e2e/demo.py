@@ -9,6 +9,7 @@ import bisect
 import json
 import pathlib
 import random
+import shutil
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from .tiered import TieredBroker
 
 STREAMS = ("demo-orders", "demo-events")
 SEGMENT_BYTES = 100_000_000
+S3_PORT = 18640
 RANDOM_OFFSETS, RANDOM_TIMESTAMPS = 200, 50
 
 
@@ -121,12 +123,11 @@ def main():
     parser.add_argument("--keep", action="store_true", help="leave broker and S3 server running")
     options = parser.parse_args()
     clock, mix = Clock(), Mix(options.scale)
-    s3 = Ceph(options.run / "s3")
-    broker = TieredBroker(options.run / "nodes", s3, bucket="demo", conf={"stream_s3.persist_interval_ms": 1000})
-    ok = False
+    s3 = Ceph("demo", port=S3_PORT, folder=options.run / "s3")
+    broker, ok = None, False
     try:
         clock.phase("start S3 server (Ceph RADOS gateway)", s3.start)
-        s3.create_bucket("demo")
+        broker = TieredBroker(options.run / "nodes", s3)
         clock.phase("start broker with the plugin", broker.start)
         summary = run(clock, mix, s3, broker)
         summary["seconds"] = clock.seconds
@@ -136,16 +137,18 @@ def main():
         ok = True
     except AssertionError as error:
         print(f"\nDEMO FAILED: {error}\n", file=sys.stderr)
-        print("\n".join(broker.errors()[-40:]), file=sys.stderr)
+        if broker:
+            print("\n".join(broker.errors()[-40:]), file=sys.stderr)
     finally:
-        if options.keep:
+        if options.keep and broker:
             print(f"left running: AMQP {broker.amqp_port}, stream {broker.stream_port}, S3 {s3.endpoint}")
         else:
-            broker.kill()
+            if broker:
+                broker.kill()
             s3.stop()
             if ok:
                 broker.wipe()
-                s3.wipe()
+                shutil.rmtree(options.run, ignore_errors=True)
     return 0 if ok else 1
 
 
@@ -186,8 +189,8 @@ def run(clock, mix, s3, broker):
         "rabbitmq_stream_s3_chunks_served_remote"
     )
     assert served > 0, "no chunk was served from S3: the remote path did not run"
-    objects = s3.objects("demo")
-    fragments = [key for key in objects if key.endswith(".fragment")]
+    objects = s3.objects()
+    fragments = [entry for entry in objects if entry["key"].endswith(".fragment")]
     assert fragments, "no fragment in S3"
     segments = {stream: broker.segments(stream) for stream in STREAMS}
     for stream, files in segments.items():
@@ -200,7 +203,7 @@ def run(clock, mix, s3, broker):
         "bytes_published": published,
         "fragments": len(fragments),
         "objects": len(objects),
-        "bytes_in_s3": sum(objects.values()),
+        "bytes_in_s3": sum(entry["size"] for entry in objects),
         "local_bytes_at_peak": watch.peak,
         "local_bytes_after_trimming": {s: sum(size for _, size in files) for s, files in segments.items()},
         "local_segments_after_trimming": {s: len(files) for s, files in segments.items()},

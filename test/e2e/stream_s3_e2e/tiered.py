@@ -14,21 +14,12 @@ PLUGIN = "rabbitmq_stream_s3"
 class TieredBroker(Broker):
     """A node with the plugin enabled and pointed at `s3`."""
 
-    def __init__(self, run_dir, s3, bucket, name="rabbit1", conf=None, **options):
-        self.s3, self.bucket = s3, bucket
-        settings = {
-            "stream_s3.bucket": bucket,
-            "stream_s3.region": s3.region,
-            "stream_s3.endpoint": s3.endpoint,
-            "stream_s3.path_style": "true",
-            "stream_s3.access_key_id": s3.access_key,
-            "stream_s3.secret_access_key": s3.secret_key,
-            **(conf or {}),
-        }
-        plugins = options.pop("plugins", (PLUGIN,))
-        # None takes a default away.
-        settings = {key: value for key, value in settings.items() if value is not None}
-        super().__init__(run_dir, name=name, conf=settings, plugins=plugins, **options)
+    def __init__(self, run_dir, s3, name="rabbit1", conf=None, plugins=(PLUGIN,), **settings):
+        """`settings` are of the plugin (`fragment_size="1MB"`, None takes one away), `conf` is anything else."""
+        self.s3 = s3
+        lines = {**s3.conf(**settings), **(conf or {})}
+        lines = {key: value for key, value in lines.items() if value is not None}
+        super().__init__(run_dir, name=name, conf=lines, plugins=plugins)
 
     def node_status(self):
         """`rabbitmq-streams stream_s3_status --formatter json`"""
