@@ -29,11 +29,15 @@ class TieredBroker(Broker):
         """`rabbitmq-streams stream_s3_status STREAM --formatter json`"""
         return json.loads(self.streams("stream_s3_status", stream, "--formatter", "json"))
 
+    def stream_id(self, stream):
+        """The plugin's name of a stream: the folder of its segments."""
+        return self.stream_dir(stream).name
+
     def range(self, stream):
-        """The persisted range `(f, n)` that this node's readers count on, or None while it is pending."""
+        """The persisted range `(f, n)` that this node's readers count on, or None while it is not known."""
         text = self.rpc(
-            f'case rabbitmq_stream_s3:stream_range(<<"/">>, <<"{stream}">>) of'
-            ' {ok, F, N} -> {F, N}; _ -> none end.'
+            f'case rabbitmq_stream_s3_manifest_replica:range(<<"{self.stream_id(stream)}">>) of'
+            " {ok, #{first_offset := F, next_offset := N}} -> {F, N}; _ -> none end."
         )
         if text == "none":
             return None
@@ -51,7 +55,10 @@ class TieredBroker(Broker):
 
     def cut(self, stream):
         """Cuts the fragment that is being assembled."""
-        self.rpc(f'rabbitmq_stream_s3:cut(<<"/">>, <<"{stream}">>).')
+        self.rpc(
+            f'case rabbitmq_stream_s3_registry:whereis_name({{<<"{self.stream_id(stream)}">>, node()}}) of'
+            " undefined -> none; Reader -> rabbitmq_stream_s3_replica_reader:cut(Reader) end."
+        )
 
     def flush_tier(self, stream, next_offset, seconds=300):
         """Makes everything below `next_offset` durable in S3 now, without waiting for size or age."""

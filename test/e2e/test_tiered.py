@@ -1,0 +1,294 @@
+"""The main path on a stock broker, against an S3 server whose every request is logged.
+
+Each test proves by a counter, an object or a log entry that its path ran.
+"""
+
+import bisect
+import struct
+import zlib
+import base64
+
+import pytest
+
+from stream_s3_e2e import records
+from stream_s3_e2e.amqp10 import decode
+from stream_s3_e2e.consume import consume, consume_amqp10, consume_amqp091, consume_chunks, consume_rstream
+from stream_s3_e2e.mix import Mix
+from stream_s3_e2e.publish import publish
+from stream_s3_e2e.records import fixed, filter_value, verify
+from stream_s3_e2e.s3 import S3Test
+from stream_s3_e2e.streamproto import FIRST, LAST, NEXT, at_offset, at_timestamp
+from stream_s3_e2e.tiered import TieredBroker
+from stream_s3_e2e.wait import wait_until
+
+MIX = Mix(0.05)
+SEGMENT = 4_000_000
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Test() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def broker(run_dir, s3):
+    with TieredBroker(run_dir, s3, fragment_size=2_000_000, persist_interval_ms=100) as node:
+        yield node
+
+
+def tier(broker, stream, count):
+    """Makes everything durable in S3 and waits until local disk is trimmed."""
+    broker.flush_tier(stream, count)
+    broker.wait_trimmed(stream)
+
+
+@pytest.fixture(scope="module")
+def mixed(broker):
+    """A stream of every kind of record, tiered and trimmed; with the chunks that it has."""
+    with broker.client() as client:
+        client.create("mixed", stream_max_segment_size_bytes=SEGMENT)
+    MIX.publish(broker, "mixed")
+    tier(broker, "mixed", MIX.count)
+    first_local = broker.segments("mixed")[0][0]
+    assert first_local > 0, "nothing was trimmed"
+    served = broker.counter("chunks_served_remote")
+    chunks = list(consume_chunks(broker, "mixed", FIRST, lambda chunk: chunk.next_offset >= MIX.count))
+    assert broker.counter("chunks_served_remote") > served
+    return chunks
+
+
+def seen(chunk):
+    return chunk.chunk_id, chunk.next_offset, chunk.timestamp
+
+
+def test_every_byte_from_first_over_the_stream_protocol(mixed):
+    checker = records.Checker(0, MIX)
+    for chunk in mixed:
+        for offset, message in chunk.messages():
+            checker.add(offset, decode(message))
+    checker.finish(MIX.count)
+
+
+@pytest.mark.parametrize("consumer", [consume_rstream, consume_amqp091, consume_amqp10])
+def test_every_byte_from_first_with_clients_that_are_not_ours(broker, mixed, consumer):
+    served = broker.counter("chunks_served_remote")
+    # rstream opens compressed sub-batches, a stock broker leaves them out of AMQP.
+    wanted = None if consumer is consume_rstream else MIX.visible_to_amqp
+    verify(consumer(broker, "mixed", MIX.count), 0, MIX.count, MIX, wanted=wanted)
+    assert broker.counter("chunks_served_remote") > served
+
+
+def test_attaching_anywhere_gives_what_an_untiered_stream_gives(broker, s3, mixed):
+    ids = [chunk.chunk_id for chunk in mixed]
+    first_local = broker.segments("mixed")[0][0]
+    edges = {0, MIX.count - 1, first_local}
+    for entry in s3.objects(f"rabbitmq/stream/{broker.stream_id('mixed')}/data/"):
+        edges.add(int(entry["key"].rsplit("/", 1)[1].split(".")[0]))
+    wanted = sorted({o for edge in edges for o in (edge - 1, edge, edge + 1) if 0 <= o < MIX.count})
+    assert len(wanted) > 20
+    with broker.client() as client:
+        for offset in wanted:
+            subscription = client.subscribe("mixed", at_offset(offset), credit=1)
+            chunk = subscription.next_chunk(30, credit=0)
+            assert seen(chunk) == seen(mixed[bisect.bisect_right(ids, offset) - 1]), offset
+            subscription.close()
+
+
+def test_attaching_at_timestamps(broker, mixed):
+    times = [chunk.timestamp for chunk in mixed]
+    step = max(1, len(times) // 25)
+    with broker.client() as client:
+        for timestamp in [0, times[0] - 1] + [t + d for t in times[::step] for d in (-1, 0, 1)]:
+            if timestamp > times[-1]:
+                continue
+            subscription = client.subscribe("mixed", at_timestamp(timestamp), credit=1)
+            chunk = subscription.next_chunk(30, credit=0)
+            assert seen(chunk) == seen(mixed[bisect.bisect_left(times, timestamp)]), timestamp
+            subscription.close()
+
+
+def test_last_next_and_offsets_beyond_the_end(broker, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+        publish(broker, stream_name, 400, fixed(50_000))
+        tier(broker, stream_name, 400)
+        last = client.subscribe(stream_name, LAST, subscription_id=1, credit=5).next_chunk(30)
+        assert last.next_offset == 400
+        waiting = [client.subscribe(stream_name, spec, subscription_id=n, credit=5)
+                   for n, spec in enumerate((NEXT, at_offset(400)), 2)]
+        publish(broker, stream_name, 10, fixed(100), first=400)
+        for subscription in waiting:
+            assert subscription.next_chunk(30).chunk_id == 400
+
+
+@pytest.mark.parametrize("consumer", [consume_amqp091, consume_amqp10])
+@pytest.mark.parametrize("where", ["remote", "seam", "local"])
+def test_amqp_from_an_exact_offset(broker, mixed, consumer, where):
+    first_local = broker.segments("mixed")[0][0]
+    offset = {"remote": first_local // 2, "seam": first_local - 1, "local": first_local + 1}[where]
+    found = list(consumer(broker, "mixed", MIX.count, spec=at_offset(offset)))
+    verify(found, offset, MIX.count, MIX, wanted=MIX.visible_to_amqp)
+
+
+def test_fragments_are_contiguous_checked_and_self_described(broker, s3, mixed):
+    stream_id = broker.stream_id("mixed")
+    first, following = broker.range("mixed")
+    objects = s3.objects(f"rabbitmq/stream/{stream_id}/data/")
+    expected = first
+    for entry in sorted(objects, key=lambda e: int(e["metadata"]["first-offset"])):
+        meta = entry["metadata"]
+        assert int(meta["first-offset"]) == expected, "hole or overlap between fragments"
+        assert meta["stream"] == stream_id and meta["queue"] == "mixed"
+        body = s3.get(entry["key"])
+        assert body[:8] == b"OSIF\0\0\0\1"
+        index = body[len(body) - 20 * int(meta["chunks"]):]
+        assert struct.unpack_from(">Q", index)[0] == expected
+        assert base64.b64decode(entry["checksum_crc32"]) == zlib.crc32(body).to_bytes(4, "big")
+        expected = int(meta["next-offset"])
+    assert expected == following
+    puts = [p for p in s3.log(operation="PutObject") if stream_id in p["key"] and p["status"] == 200]
+    keys = [p["key"] for p in puts]
+    assert len(keys) == len(set(keys)), "a key was written twice"
+
+
+def test_filtered_consumer_across_both_tiers(broker, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT, stream_filter_size_bytes=32)
+    publish(broker, stream_name, 10_000, fixed(2_000), filters=filter_value, window=200)
+    tier(broker, stream_name, 10_000)
+    served = broker.counter("chunks_served_remote")
+    wanted = lambda sequence: filter_value(sequence) == "green"  # noqa: E731
+    found = consume(broker, stream_name, 9_500, properties={"filter.0": "green"})
+    checked = verify(found, 0, 9_500, fixed(2_000), wanted=wanted)
+    assert checked.count < 9_500, "the filter filtered nothing"
+    assert broker.counter("chunks_served_remote") > served
+
+
+def test_slow_local_consumer_overtaken_by_trimming_misses_nothing(broker, stream_name):
+    with broker.client(receive_buffer=65_536) as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+        publish(broker, stream_name, 200, fixed(10_000), batch=10, window=0)
+        # One chunk and no more: the reader now stands in the first local segment.
+        subscription = client.subscribe(stream_name, FIRST, credit=1)
+        chunk = subscription.next_chunk(30, credit=0)
+        assert chunk.chunk_id == 0
+        publish(broker, stream_name, 2_000, fixed(10_000), first=200, batch=10)
+        tier(broker, stream_name, 2_200)
+        assert broker.segments(stream_name)[0][0] > 200, "the reader's segments are still there"
+        served = broker.counter("chunks_served_remote")
+        checker = records.Checker(0, fixed(10_000))
+        while True:
+            for offset, message in chunk.messages():
+                checker.add(offset, decode(message))
+            if chunk.next_offset >= 2_200:
+                break
+            subscription.credit(1)
+            chunk = subscription.next_chunk(30, credit=0)
+        assert broker.counter("chunks_served_remote") > served, "it was all read locally"
+
+
+def test_ten_subscriptions_one_of_them_hung_in_s3(broker, s3, stream_name):
+    streams = [f"{stream_name}-{n}" for n in range(10)]
+    for stream in streams:
+        with broker.client() as client:
+            client.create(stream, stream_max_segment_size_bytes=1_000_000)
+        publish(broker, stream, 60, fixed(100_000), batch=5)
+        tier(broker, stream, 60)
+    hung = streams[4]
+    s3.fault(name="hung", operation="GetObject", key=broker.stream_id(hung), hang="gate")
+    try:
+        with broker.client() as client:
+            subscriptions = {s: client.subscribe(s, FIRST, subscription_id=n) for n, s in enumerate(streams)}
+            for stream in streams:
+                if stream != hung:
+                    while subscriptions[stream].next_chunk(30).next_offset < 60:
+                        pass
+            assert s3.log(rule="hung"), "the fault did not bite"
+            assert not subscriptions[hung].chunks, "the hung stream answered"
+            s3.release("gate")
+            checker = records.Checker(0, fixed(100_000))
+            while checker.next_offset < 60:
+                for offset, message in subscriptions[hung].next_chunk(30).messages():
+                    checker.add(offset, decode(message))
+    finally:
+        s3.clear_faults()
+
+
+def test_a_reader_goes_with_its_consumer(broker, s3, mixed):
+    wait_until(lambda: broker.counter("remote_readers") == 0, 10, "no reader left")
+    s3.fault(name="stuck", operation="GetObject", key=broker.stream_id("mixed"), hang="stuck")
+    try:
+        client = broker.client()
+        client.subscribe("mixed", FIRST, credit=5)
+        s3.wait_log(1, rule="stuck", hanging=1)
+        assert broker.counter("remote_readers") == 1
+        client.socket.close()
+        wait_until(lambda: broker.counter("remote_readers") == 0, 10, "the reader is gone")
+    finally:
+        s3.clear_faults()
+
+
+def test_corrupt_bytes_are_never_delivered(broker, s3, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+        publish(broker, stream_name, 200, fixed(50_000))
+        tier(broker, stream_name, 200)
+        keys = s3.keys(f"{broker.stream_id(stream_name)}/data/")
+        rotten = keys[1]
+        body = bytearray(s3.get(rotten))
+        body[len(body) // 2] ^= 0xFF
+        s3.put(rotten, bytes(body))
+        subscription = client.subscribe(stream_name, FIRST, credit=50)
+        checker = records.Checker(0, fixed(50_000))
+        while chunk := subscription.next_chunk(3):
+            chunk.check_crc()
+            for offset, message in chunk.messages():
+                checker.add(offset, decode(message))
+        assert 0 < checker.next_offset < 200, "the consumer was not stopped at the damage"
+    assert broker.counter("chunk_crc_mismatches") > 0
+
+
+def test_a_slow_stream_reaches_s3_by_age(run_dir, s3):
+    with TieredBroker(run_dir, s3, name="aged", fragment_max_age="1s", persist_interval_ms=100) as node:
+        with node.client() as client:
+            client.create("slow")
+        publish(node, "slow", 3, fixed(100))
+        node.wait_persisted("slow", 3, 30)
+        verify(consume(node, "slow", 3), 0, 3, fixed(100))
+
+
+def test_disable_and_enable_again_resumes(broker, s3, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+    publish(broker, stream_name, 200, fixed(50_000))
+    broker.flush_tier(stream_name, 200)
+    broker.plugins("disable", "rabbitmq_stream_s3")
+    publish(broker, stream_name, 200, fixed(50_000), first=200)
+    broker.plugins("enable", "rabbitmq_stream_s3")
+    tier(broker, stream_name, 400)
+    verify(consume(broker, stream_name, 400), 0, 400, fixed(50_000))
+    firsts = [int(k.rsplit("/", 1)[1].split(".")[0]) for k in s3.keys(f"{broker.stream_id(stream_name)}/data/")]
+    assert len(firsts) == len(set(firsts)), "something was uploaded twice"
+
+
+def test_restart_serves_first_from_s3(broker, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+    publish(broker, stream_name, 200, fixed(50_000))
+    tier(broker, stream_name, 200)
+    broker.restart()
+    broker.wait_leader(stream_name)
+    verify(consume(broker, stream_name, 200), 0, 200, fixed(50_000))
+    assert broker.counter("chunks_served_remote") > 0
+
+
+def test_deleting_a_stream_deletes_its_objects(broker, s3, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+        publish(broker, stream_name, 200, fixed(50_000))
+        broker.flush_tier(stream_name, 200)
+        stream_id = broker.stream_id(stream_name)
+        assert s3.keys(stream_id)
+        client.delete(stream_name)
+    wait_until(lambda: not s3.keys(stream_id), 30, "objects are gone")
