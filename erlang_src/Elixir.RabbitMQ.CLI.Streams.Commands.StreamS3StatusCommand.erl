@@ -2,10 +2,15 @@
 -moduledoc """
 `rabbitmq-streams stream_s3_status [<stream>]`: the node, or one stream.
 
-Found by its name in the modules of enabled plugins, and loaded into the command line tool, where only the libraries of
-RabbitMQ are: it calls the node and formats the answer. The behaviour is not declared because its module comes with the
-tool and not with the broker.
+Found by its name and its behaviour in the modules of enabled plugins, and loaded into the command line tool, where
+only the libraries of RabbitMQ are: it calls the node and formats the answer.
 """.
+
+-behaviour('Elixir.RabbitMQ.CLI.CommandBehaviour').
+
+%% The behaviour's module comes with the tool and not with the broker: compiler and dialyzer do not find it.
+-compile(nowarn_behaviours).
+-dialyzer(no_undefined_callbacks).
 
 -export([
     scopes/0,
@@ -75,7 +80,7 @@ banner([], #{node := Node}) ->
 banner([Stream], #{vhost := VHost}) ->
     <<"Tiered storage of stream ", Stream/binary, " in vhost ", VHost/binary, " ...">>.
 
--spec run([binary()], map()) -> {ok, map()} | {error, term()}.
+-spec run([binary()], map()) -> {ok, map()} | {error, term()} | {badrpc, term()}.
 run([], #{node := Node, timeout := Timeout}) ->
     case rabbit_misc:rpc_call(Node, rabbitmq_stream_s3_status, node_status, [], Timeout) of
         #{} = Status -> {ok, Status};
@@ -186,6 +191,7 @@ text(Value) when is_binary(Value) -> Value;
 text(Value) -> io_lib:format("~0tp", [Value]).
 
 %% Terms that JSON has no word for.
+json(undefined) -> nil;
 json(Map) when is_map(Map) -> #{Key => json(Value) || Key := Value <- Map};
 json(Pairs) when is_list(Pairs) -> [json(Pair) || Pair <- Pairs];
 json({Key, Value}) -> #{iolist_to_binary(io_lib:format("~0tp", [Key])) => json(Value)};

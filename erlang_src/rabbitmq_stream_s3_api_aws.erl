@@ -46,8 +46,13 @@ bucket_status() ->
 -spec stats() -> #{atom() => integer()}.
 stats() ->
     case rabbitmq_stream_s3:engine() of
-        {ok, Engine} -> rabbitmq_stream_s3_nif:engine_stats(Engine);
-        undefined -> #{}
+        {ok, Engine} ->
+            case rabbitmq_stream_s3_nif:engine_stats(Engine) of
+                #{} = Stats -> Stats;
+                {error, _} -> #{}
+            end;
+        undefined ->
+            #{}
     end.
 
 -spec init([]) -> {ok, #state{}} | {stop, term()}.
@@ -56,7 +61,7 @@ init([]) ->
     process_flag(trap_exit, true),
     ?MODULE = ets:new(?MODULE, [named_table, protected, {read_concurrency, true}]),
     Ref = make_ref(),
-    case rabbitmq_stream_s3_nif:engine_open(self(), Ref, rabbitmq_stream_s3_config:engine_config()) of
+    case open(Ref) of
         {ok, Engine} ->
             ok = rabbitmq_stream_s3:set_engine(Engine),
             %% After a crash: the new engine knows of no stream, and unknown must not look like empty.
@@ -101,6 +106,14 @@ handle_info(_Unknown, State) ->
 terminate(_Reason, #state{engine = Engine}) ->
     ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_nif:engine_close(Engine).
+
+%% A badarg would carry its arguments, with the secrets among them, into the crash report.
+open(Ref) ->
+    try
+        rabbitmq_stream_s3_nif:engine_open(self(), Ref, rabbitmq_stream_s3_config:engine_config())
+    catch
+        error:badarg -> {error, {badarg, <<"the native library does not take this configuration">>}}
+    end.
 
 access(ok) -> accessible;
 access({error, Kind, Text}) -> {inaccessible, Kind, Text}.

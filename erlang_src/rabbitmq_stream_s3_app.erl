@@ -17,7 +17,7 @@ See docs/decisions/0004-inert-instead-of-refusing.md.
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(INTERFACE_VERSION, 1).
 
--spec start(application:start_type(), term()) -> {ok, pid()} | {error, term()}.
+-spec start(application:start_type(), term()) -> {ok, pid()}.
 start(_Type, _Args) ->
     ok = rabbitmq_stream_s3_counters:init(),
     {ok, Sup} =
@@ -31,7 +31,7 @@ start(_Type, _Args) ->
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
     %% No new readers and hooks from here on, while everything that they need is still there.
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = detach(),
     ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
     State.
 
@@ -128,6 +128,14 @@ attach() ->
         {error, {Kind, Text}} ->
             ok = rabbitmq_stream_s3_sup:stop_children(),
             become_inert(Kind, Text)
+    end.
+
+detach() ->
+    try
+        rabbitmq_stream_s3_osiris:detach()
+    catch
+        %% The whole node stops: its application controller takes no changes any more, and osiris ends as well.
+        exit:terminating -> ok
     end.
 
 %% In the background: without a quorum it takes its whole time-out, and nothing but deletions needs it.

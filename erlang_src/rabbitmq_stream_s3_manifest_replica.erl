@@ -178,6 +178,9 @@ insert(Table, Key, Value) ->
 
 with_engine(Fun) ->
     case rabbitmq_stream_s3:engine() of
-        {ok, Engine} -> Fun(Engine);
-        undefined -> ok
+        {ok, Engine} ->
+            _ = Fun(Engine),
+            ok;
+        undefined ->
+            ok
     end.

@@ -27,6 +27,8 @@ Registering is delayed a little, so that a busy stream costs its writer a few do
 ]).
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
+%% An event of docs/NIF_PROTOCOL.md.
+-type event() :: {atom(), term()} | {atom(), term(), term()} | cut.
 -type task() :: pointer | anchor | pointer_committed.
 
 -record(state, {
@@ -37,7 +39,7 @@ Registering is delayed a little, so that a busy stream costs its writer a few do
     ref :: reference() | undefined,
     sent :: {integer(), integer()} | undefined,
     tasks = #{} :: #{reference() => {task(), pid()}},
-    unsent = [] :: [rabbitmq_stream_s3_nif:event()],
+    unsent = [] :: [event()],
     range :: rabbitmq_stream_s3:range() | undefined,
     problems = #{} :: #{atom() => binary()}
 }).
@@ -79,9 +81,11 @@ status(Reader) ->
 -spec statuses() -> [{stream_id(), Queue :: term(), map()}].
 statuses() ->
     [
-        {StreamId, Reference, rabbitmq_stream_s3_nif:stream_status(Stream)}
+        {StreamId, Reference, Status}
      || {StreamId, _Pid, {Stream, Reference, _Writer}} <- rabbitmq_stream_s3_registry:values(),
-        Stream =/= undefined
+        Stream =/= undefined,
+        Status <- [rabbitmq_stream_s3_nif:stream_status(Stream)],
+        is_map(Status)
     ].
 
 -spec init({pid(), rabbitmq_stream_s3:member_info()}) -> {ok, #state{}, {continue, open}}.
@@ -299,7 +303,7 @@ describe(#state{stream = Stream, info = Info, writer = Writer} = State) ->
     Native =
         case Stream of
             undefined -> #{};
-            _ -> rabbitmq_stream_s3_nif:stream_status(Stream)
+            _ -> native_status(rabbitmq_stream_s3_nif:stream_status(Stream))
         end,
     #{
         stream_id => State#state.stream_id,
@@ -313,6 +317,9 @@ describe(#state{stream = Stream, info = Info, writer = Writer} = State) ->
         metadata_store_tasks => maps:size(State#state.tasks),
         native => Native
     }.
+
+native_status(#{} = Status) -> Status;
+native_status({error, _}) -> #{}.
 
 recovery_counter(local_log_ahead) -> local_log_ahead_recoveries;
 recovery_counter(remote_tier_ahead) -> remote_tier_ahead_recoveries.

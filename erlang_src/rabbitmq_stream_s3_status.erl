@@ -82,15 +82,24 @@ reader(VHost, Name) ->
 reader_of(Queue) ->
     #{name := Name} = amqqueue:get_type_state(Queue),
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
-    Nodes = lists:usort([node() | amqqueue:get_nodes(Queue)]),
-    case [Pid || Node <- Nodes, Pid <- [rabbitmq_stream_s3_registry:whereis(StreamId, Node)], is_pid(Pid)] of
-        [Reader | _] ->
+    %% This node first: then most answers need no other.
+    Others = lists:delete(node(), rabbit_nodes:list_running()),
+    case first_reader(StreamId, [node() | Others]) of
+        Reader when is_pid(Reader) ->
             {ok, Reader};
-        [] ->
+        undefined ->
             case rabbitmq_stream_s3:mode() of
                 {inert, _, Text} -> {error, {inert, Text}};
                 _ -> {error, no_reader}
             end
+    end.
+
+first_reader(_StreamId, []) ->
+    undefined;
+first_reader(StreamId, [Node | Nodes]) ->
+    case rabbitmq_stream_s3_registry:whereis(StreamId, Node) of
+        undefined -> first_reader(StreamId, Nodes);
+        Reader -> Reader
     end.
 
 %% The native map has one level of its own (counters) and a tuple that JSON cannot show.
