@@ -6,4 +6,8 @@
 //! goes out as effects, and what became of it comes back as events.
 
 pub mod fragment_assembly;
+pub mod manifest;
+pub mod remote_reader;
 pub mod replica_reader;
+pub mod route;
+pub mod token_bucket;

@@ -108,7 +108,7 @@ pub enum Effect {
 }
 
 /// An object of one stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StoredObject {
     /// A fragment.
     Fragment {

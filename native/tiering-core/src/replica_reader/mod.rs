@@ -1,10 +1,304 @@
-//! The upload machine of one stream.
+//! The upload machine of one stream on its writer's node: every decision between a committed chunk and a durable one.
+//!
+//! ```text
+//! resolve   ReadPointer -> GetRoot                                what is persisted?       [resolve]
+//! drain     Committed -> Scan -> chunks -> cut                    local log to fragments   [drain]
+//! transfer  (WriteAnchor ->) Transfer -> applied in cut order     fragments to the bucket  [transfers]
+//! persist   PutRoot -> CommitPointer -> Publish, Delete           durable                  [persist]
+//! retain    the user's bound, on what is persisted                                         [retain]
+//! recover   local and remote no longer meet                                                [recovery]
+//! ```
+//!
+//! Owns: order, limits, retries, deadlines. Does not own: tasks, clocks, chance; they come in as arguments. An event goes in by
+//! [`ReplicaReader::handle`], work comes out by [`ReplicaReader::poll_effect`], and [`ReplicaReader::poll_timeout`] says when
+//! to look again although nothing happened.
+//!
+//! After every event all that can go on does go on (`advance`): no path has to remember what another one waits for. Every
+//! answer that is waited for has a deadline, so a lost task delays and never blocks.
 
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use log_format::manifest::{Kind, Root};
+
+mod drain;
 mod effect;
 mod event;
+pub mod invariants;
+mod persist;
+mod recovery;
+mod resolve;
+mod retain;
+mod settings;
+mod status;
+mod transfers;
 
 pub use effect::{Effect, Problem, Recovery, StopReason, StoredObject};
 pub use event::{
     CommitOutcome, Event, Failure, Pointer, PointerRead, RetentionBound, ScanBatch, ScanEnd,
     ScannedChunk,
 };
+pub use settings::{Backoff, RetryPolicy, Settings};
+pub use status::{Activity, Counters, Status};
+
+use drain::Drain;
+use persist::Persist;
+use recovery::{Reset, Streak};
+use resolve::Resolve;
+use settings::Chance;
+use status::Problems;
+use transfers::{Anchor, Transfers};
+
+#[derive(Debug)]
+enum Phase {
+    Resolving(Resolve),
+    Running,
+    Stopped,
+}
+
+/// The machine. See the module's page.
+#[derive(Debug)]
+pub struct ReplicaReader {
+    settings: Settings,
+    epoch: u64,
+    now_ms: u64,
+    /// The wall clock as it was told: our clock then, and it.
+    wall: Option<(u64, i64)>,
+    chance: Chance,
+    /// Every effect with an answer has its own number, so that no answer is taken for another's.
+    last_ticket: u64,
+    effects: VecDeque<Effect>,
+    phase: Phase,
+
+    committed_chunk_id: Option<u64>,
+    local_first_chunk_id: Option<u64>,
+    bound: RetentionBound,
+
+    /// What is persisted, and where the metadata store says so.
+    persisted: Arc<Root>,
+    pointer: Option<Pointer>,
+    /// What will be persisted next.
+    manifest: Root,
+    /// `manifest` does not continue `persisted`: it replaces it.
+    diverged: bool,
+    /// In the bucket, and not in `manifest`. Deleted after the persist that shows that no manifest names it.
+    garbage: BTreeSet<StoredObject>,
+
+    drain: Drain,
+    anchor: Anchor,
+    anchor_failures: u32,
+    transfers: Transfers,
+    persist: Persist,
+    reset: Option<Reset>,
+    streak: Streak,
+    /// Failures of resolving in a row.
+    resolve_failures: u32,
+    /// Re-resolves since the last persist.
+    conflicts: u32,
+
+    problems: Problems,
+    counters: Counters,
+}
+
+impl ReplicaReader {
+    /// A machine for the writer of `epoch`; its first effect reads the pointer. `seed` is for spreading retries.
+    #[must_use]
+    pub fn new(now_ms: u64, settings: Settings, epoch: u64, seed: u64) -> Self {
+        let mut machine = Self {
+            settings,
+            epoch,
+            now_ms,
+            wall: None,
+            chance: Chance::new(seed),
+            last_ticket: 1,
+            effects: VecDeque::new(),
+            phase: Phase::Stopped,
+            committed_chunk_id: None,
+            local_first_chunk_id: None,
+            bound: RetentionBound::default(),
+            persisted: Arc::new(Root::empty_at(0)),
+            pointer: None,
+            manifest: Root::empty_at(0),
+            diverged: false,
+            garbage: BTreeSet::new(),
+            drain: Drain::default(),
+            anchor: Anchor::Unneeded,
+            anchor_failures: 0,
+            transfers: Transfers::new(1),
+            persist: Persist::default(),
+            reset: None,
+            streak: Streak::default(),
+            resolve_failures: 0,
+            conflicts: 0,
+            problems: Problems::default(),
+            counters: Counters::default(),
+        };
+        machine.read_pointer();
+        machine
+    }
+
+    /// Tells the wall clock, which retention by age compares the chunks' timestamps with. Once is enough, as the machine moves
+    /// it on by `now_ms`; now and then keeps it true. Until then nothing is too old.
+    pub fn set_wall_clock(&mut self, now_ms: u64, wall_now_ms: i64) {
+        self.wall = Some((now_ms, wall_now_ms));
+    }
+
+    /// Takes in what happened. `now_ms` is a clock that never steps back.
+    pub fn handle(&mut self, now_ms: u64, event: Event) {
+        if matches!(self.phase, Phase::Stopped) {
+            return;
+        }
+        self.now_ms = self.now_ms.max(now_ms);
+        match event {
+            Event::PointerRead {
+                generation,
+                outcome,
+            } => self.on_pointer_read(generation, outcome),
+            Event::RootRead {
+                generation,
+                outcome,
+            } => self.on_root_read(generation, outcome),
+            Event::Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            } => {
+                self.on_committed(committed_chunk_id, local_first_chunk_id);
+            }
+            Event::Scanned { generation, batch } => self.on_scanned(generation, batch),
+            Event::AnchorWritten { generation, ok } => self.on_anchor_written(generation, ok),
+            Event::TransferDone {
+                generation,
+                transfer,
+                outcome,
+            } => self.on_transfer_done(generation, transfer, outcome),
+            Event::RootPut {
+                generation,
+                outcome,
+            } => self.on_root_put(generation, outcome),
+            Event::PointerCommitted {
+                generation,
+                outcome,
+            } => self.on_pointer_committed(generation, outcome),
+            Event::RetentionChanged(bound) => self.on_retention_changed(bound),
+            Event::CutRequested => self.on_cut_requested(),
+            Event::Tick => {}
+        }
+        self.expire();
+        self.advance();
+        self.tell_problem();
+    }
+
+    /// The next thing to do, in order. Call until `None` after every [`ReplicaReader::handle`], and once at the start.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When to send [`Event::Tick`] if nothing else happens before; `None` while only an event can change anything.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Stopped => None,
+            Phase::Resolving(resolve) => Some(resolve.deadline_ms()),
+            Phase::Running => [
+                self.drain_deadline_ms(),
+                self.anchor_deadline_ms(),
+                self.transfers.deadline_ms(),
+                self.persist_deadline_ms(),
+                self.reset_deadline_ms(),
+                self.retention_deadline_ms(),
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
+        }
+    }
+
+    fn on_pointer_read(&mut self, generation: u64, outcome: PointerRead) {
+        match &self.phase {
+            Phase::Resolving(Resolve::ReadingPointer { ticket, .. }) if *ticket == generation => {
+                self.on_pointer_resolved(outcome);
+            }
+            Phase::Running => self.on_pointer_verified(generation, outcome),
+            Phase::Resolving(_) | Phase::Stopped => {}
+        }
+    }
+
+    /// Deadlines that have passed. After the event, so that an answer on the last moment still counts.
+    fn expire(&mut self) {
+        match self.phase {
+            Phase::Resolving(_) => self.expire_resolve(),
+            Phase::Running => {
+                self.expire_scan();
+                self.expire_anchor();
+                self.expire_transfers();
+                self.expire_persist();
+            }
+            Phase::Stopped => {}
+        }
+    }
+
+    /// Everything that can go on goes on.
+    fn advance(&mut self) {
+        let steps = [
+            Self::find_start,
+            Self::apply_completions,
+            Self::notice_trimmed,
+            Self::maybe_reset,
+            Self::retain,
+            Self::maybe_cut,
+            Self::maybe_write_anchor,
+            Self::maybe_persist,
+            Self::maybe_scan,
+        ];
+        for step in steps {
+            if matches!(self.phase, Phase::Running) {
+                step(self);
+            }
+        }
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.last_ticket += 1;
+        self.last_ticket
+    }
+
+    fn revision(&self) -> u64 {
+        self.pointer.map_or(0, |pointer| pointer.revision)
+    }
+
+    fn stop(&mut self, reason: StopReason) {
+        self.phase = Phase::Stopped;
+        self.effects.push_back(Effect::CancelTransfers {
+            generation: self.transfers.generation(),
+        });
+        self.effects.push_back(Effect::Stop { reason });
+    }
+}
+
+/// The fragments that a manifest names, as objects.
+fn fragments(root: &Root) -> impl Iterator<Item = StoredObject> + '_ {
+    let entries = root
+        .entries
+        .iter()
+        .filter(|entry| entry.kind == Kind::Fragment);
+    entries.map(|entry| StoredObject::Fragment {
+        first_offset: entry.first_offset,
+        uid: entry.uid,
+    })
+}
+
+/// Whether a manifest names the object.
+fn names(root: &Root, object: &StoredObject) -> bool {
+    match object {
+        StoredObject::Fragment { first_offset, uid } => root
+            .entries
+            .binary_search_by_key(first_offset, |entry| entry.first_offset)
+            .ok()
+            .and_then(|at| root.entries.get(at))
+            .is_some_and(|entry| entry.kind == Kind::Fragment && entry.uid == *uid),
+        StoredObject::Root { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,8 @@
+//! What is done to a manifest: growing, shrinking, searching, and what must hold of it.
+//!
+//! Owns: the one way in which a [`Root`](log_format::manifest::Root) changes. Does not own: when, and where it is stored.
+
+pub mod edit;
+pub mod invariants;
+pub mod retention;
+pub mod search;

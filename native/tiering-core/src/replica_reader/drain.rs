@@ -1,0 +1,281 @@
+//! Draining the local log: scans of committed chunk headers go in, fragments come out.
+
+use super::status::ProblemKind;
+use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
+use crate::fragment_assembly::FragmentAssembly;
+
+/// A scan that fails this often in a row is a problem; the first time it may be a race with the writer.
+const FAILED_SCAN_IS_A_PROBLEM_AFTER: u32 = 2;
+
+/// The one scan that may be under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scan {
+    ticket: u64,
+    from_offset: u64,
+    up_to_chunk_id: u64,
+    deadline_ms: u64,
+}
+
+/// Where draining is.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    /// Offset after the last chunk taken over; `None` until it is known where to start.
+    pub(super) next_offset: Option<u64>,
+    pub(super) assembly: FragmentAssembly,
+    scan: Option<Scan>,
+    /// When the oldest chunk of the assembly arrived.
+    assembly_since_ms: u64,
+    retry_at_ms: Option<u64>,
+    failures: u32,
+    /// Whether the local log has confirmed that it reaches to where we start. Until then one scan is made even if nothing
+    /// new is committed: a log that lost its end must be noticed before it has grown past the place.
+    probed: bool,
+    /// A cut was asked for: everything committed up to this chunk is to be cut.
+    cut_up_to_chunk_id: Option<u64>,
+}
+
+impl Drain {
+    pub(super) fn restart(&mut self, next_offset: Option<u64>) {
+        let cut_up_to_chunk_id = self.cut_up_to_chunk_id;
+        *self = Self {
+            next_offset,
+            cut_up_to_chunk_id,
+            ..Self::default()
+        };
+    }
+
+    /// Offset from which on nothing is in a transfer yet.
+    pub(super) fn uncut_from(&self) -> Option<u64> {
+        self.assembly.first_offset().or(self.next_offset)
+    }
+
+    pub(super) fn is_scanning(&self) -> bool {
+        self.scan.is_some()
+    }
+}
+
+impl ReplicaReader {
+    pub(super) fn on_committed(
+        &mut self,
+        committed_chunk_id: Option<u64>,
+        local_first_chunk_id: Option<u64>,
+    ) {
+        self.committed_chunk_id = committed_chunk_id;
+        self.local_first_chunk_id = local_first_chunk_id;
+    }
+
+    pub(super) fn on_cut_requested(&mut self) {
+        self.drain.cut_up_to_chunk_id = self.committed_chunk_id;
+    }
+
+    pub(super) fn on_scanned(&mut self, generation: u64, batch: ScanBatch) {
+        let Some(scan) = self.drain.scan.take_if(|scan| scan.ticket == generation) else {
+            return;
+        };
+        if let Err(reason) = self.take_chunks(scan, &batch) {
+            return self.scan_failed(reason);
+        }
+        let next = self.drain.next_offset.unwrap_or(scan.from_offset);
+        match batch.end {
+            ScanEnd::CaughtUp if next > scan.up_to_chunk_id => self.scan_succeeded(),
+            ScanEnd::CaughtUp => self.scan_failed(format!(
+                "committed chunk {} is not in the local log",
+                scan.up_to_chunk_id
+            )),
+            ScanEnd::More if next > scan.from_offset => self.scan_succeeded(),
+            ScanEnd::More => self.scan_failed("a scan made no progress".to_owned()),
+            ScanEnd::LocalAhead { local_first_offset } if local_first_offset > next => {
+                self.scan_succeeded();
+                self.request_reset(Recovery::LocalLogAhead, local_first_offset);
+            }
+            ScanEnd::RemoteAhead {
+                local_first_offset,
+                local_next_offset,
+            } if local_next_offset < next => {
+                self.scan_succeeded();
+                self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
+            }
+            ScanEnd::LocalAhead { .. } | ScanEnd::RemoteAhead { .. } => {
+                self.scan_failed("a scan contradicts itself".to_owned());
+            }
+            // The writer may be recovering its log: an empty one is never a reason to give anything up.
+            ScanEnd::Empty => self.scan_later(),
+            ScanEnd::Failed { reason } => self.scan_failed(reason),
+        }
+    }
+
+    fn take_chunks(&mut self, scan: Scan, batch: &ScanBatch) -> Result<(), String> {
+        for chunk in &batch.chunks {
+            let (id, expected) = (
+                chunk.header.chunk_id,
+                self.drain.next_offset.unwrap_or(scan.from_offset),
+            );
+            if id != expected {
+                return Err(format!("chunk {id} follows where chunk {expected} should"));
+            }
+            if id > scan.up_to_chunk_id {
+                return Err(format!("chunk {id} is not committed"));
+            }
+            if !self.drain.assembly.fits(chunk) {
+                self.cut();
+            }
+            if self.drain.assembly.is_empty() {
+                self.drain.assembly_since_ms = self.now_ms;
+            }
+            self.drain
+                .assembly
+                .add(chunk)
+                .map_err(|error| error.to_string())?;
+            self.drain.next_offset = self.drain.assembly.next_offset();
+            self.counters.chunks_scanned += 1;
+            let assembly = &self.drain.assembly;
+            if assembly.payload_bytes() >= self.settings.fragment_size_bytes
+                || assembly.chunk_count() >= self.settings.fragment_max_chunks
+            {
+                self.cut();
+            }
+        }
+        Ok(())
+    }
+
+    fn scan_succeeded(&mut self) {
+        self.drain.failures = 0;
+        self.drain.retry_at_ms = None;
+        self.drain.probed = true;
+        self.problems.clear(ProblemKind::Scan);
+    }
+
+    /// Looked at again later and never skipped: what does not parse today may be half a write, or a disk to be looked after.
+    fn scan_failed(&mut self, reason: String) {
+        if self.drain.failures + 1 >= FAILED_SCAN_IS_A_PROBLEM_AFTER {
+            self.problems.set(ProblemKind::Scan, reason);
+        }
+        self.scan_later();
+    }
+
+    fn scan_later(&mut self) {
+        let delay_ms = self.settings.retry.control.delay_ms(self.drain.failures);
+        self.drain.failures = self.drain.failures.saturating_add(1);
+        self.drain.retry_at_ms = Some(self.now_ms.saturating_add(self.chance.jitter(delay_ms)));
+    }
+
+    pub(super) fn expire_scan(&mut self) {
+        if self
+            .drain
+            .scan
+            .take_if(|scan| scan.deadline_ms <= self.now_ms)
+            .is_some()
+        {
+            self.scan_failed("the local log does not answer".to_owned());
+        }
+    }
+
+    /// A stream that never persisted anything starts at the local floor, also if that moves before the first chunk is taken.
+    pub(super) fn find_start(&mut self) {
+        let untouched = self.pointer.is_none()
+            && self.manifest.is_empty()
+            && self.transfers.is_empty()
+            && self.drain.assembly.is_empty()
+            && self.drain.scan.is_none();
+        if let (true, Some(floor)) = (untouched, self.local_first_chunk_id)
+            && self.drain.next_offset.is_none_or(|next| next < floor)
+        {
+            self.manifest = log_format::manifest::Root::empty_at(floor);
+            self.drain.next_offset = Some(floor);
+        }
+    }
+
+    /// From where up to which chunk to scan, if there is something to be found and nothing but time is in the way.
+    fn wanted_scan(&self) -> Option<(u64, u64)> {
+        let (from_offset, up_to_chunk_id) = (self.drain.next_offset?, self.committed_chunk_id?);
+        let in_the_way = !matches!(self.phase, Phase::Running)
+            || self.drain.scan.is_some()
+            || self.reset.is_some()
+            || self.transfers.len() >= self.settings.max_in_flight_transfers;
+        let something = up_to_chunk_id >= from_offset || !self.drain.probed;
+        (something && !in_the_way).then_some((from_offset, up_to_chunk_id))
+    }
+
+    pub(super) fn maybe_scan(&mut self) {
+        let Some((from_offset, up_to_chunk_id)) = self.wanted_scan() else {
+            return;
+        };
+        if self.drain.retry_at_ms.is_some_and(|at| at > self.now_ms) {
+            return;
+        }
+        // No more than the transfers that are still allowed can take.
+        let room = (self.settings.max_in_flight_transfers - self.transfers.len()) as u64;
+        let target_bytes = self.settings.fragment_size_bytes.max(1);
+        let max_bytes = target_bytes
+            .saturating_mul(room)
+            .saturating_sub(self.drain.assembly.payload_bytes())
+            .max(1);
+        let max_chunks = u64::from(self.settings.fragment_max_chunks.max(1))
+            .saturating_mul(room)
+            .saturating_sub(u64::from(self.drain.assembly.chunk_count()));
+        let max_chunks = usize::try_from(max_chunks)
+            .unwrap_or(usize::MAX)
+            .clamp(1, self.settings.scan_max_chunks.max(1));
+        let ticket = self.ticket();
+        let deadline_ms = self.now_ms.saturating_add(self.settings.answer_deadline_ms);
+        self.drain.scan = Some(Scan {
+            ticket,
+            from_offset,
+            up_to_chunk_id,
+            deadline_ms,
+        });
+        self.drain.retry_at_ms = None;
+        self.effects.push_back(Effect::Scan {
+            generation: ticket,
+            from_offset,
+            up_to_chunk_id,
+            max_chunks,
+            max_bytes,
+        });
+    }
+
+    pub(super) fn maybe_cut(&mut self) {
+        if self.reset.is_some() {
+            return;
+        }
+        if let Some(chunk_id) = self.drain.cut_up_to_chunk_id {
+            let drained = self.drain.next_offset.is_some_and(|next| next > chunk_id);
+            if drained || self.drain.failures > 0 {
+                self.drain.cut_up_to_chunk_id = None;
+                self.cut();
+            }
+        }
+        if self.age_cut_at_ms().is_some_and(|at| at <= self.now_ms) {
+            self.counters.age_cuts += 1;
+            self.cut();
+        }
+    }
+
+    /// When the assembly is old enough to be cut; not while there is no place for one more transfer.
+    fn age_cut_at_ms(&self) -> Option<u64> {
+        let waits = self.settings.fragment_max_age_ms > 0
+            && !self.drain.assembly.is_empty()
+            && self.reset.is_none()
+            && self.transfers.len() < self.settings.max_in_flight_transfers;
+        waits.then(|| {
+            self.drain
+                .assembly_since_ms
+                .saturating_add(self.settings.fragment_max_age_ms)
+        })
+    }
+
+    pub(super) fn drain_deadline_ms(&self) -> Option<u64> {
+        let scan = self.drain.scan.map(|scan| scan.deadline_ms);
+        let retry = self.wanted_scan().and(self.drain.retry_at_ms);
+        [scan, retry, self.age_cut_at_ms()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn cut(&mut self) {
+        if let Some(plan) = self.drain.assembly.cut() {
+            self.enqueue_transfer(plan);
+        }
+    }
+}

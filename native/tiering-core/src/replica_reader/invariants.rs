@@ -1,0 +1,108 @@
+//! What must hold of the machine after every event, one predicate per named invariant. Tests and the simulator assert them.
+
+use super::{Anchor, Phase, ReplicaReader};
+use crate::manifest::invariants as manifest;
+
+/// Names of the invariants that do not hold now; empty in a right program. Linear in the manifest: not for production.
+#[must_use]
+pub fn violated(machine: &ReplicaReader) -> Vec<&'static str> {
+    type Check = (&'static str, fn(&ReplicaReader) -> bool);
+    let checks: [Check; 10] = [
+        ("accounting", accounting),
+        ("ordering", ordering),
+        ("coverage", coverage),
+        ("immutability", immutability),
+        ("durability", durability),
+        ("contiguous_advance", contiguous_advance),
+        ("anchor_ordering", anchor_ordering),
+        ("bounded_queue", bounded_queue),
+        ("local_authority", local_authority),
+        ("liveness", liveness),
+    ];
+    checks
+        .iter()
+        .filter(|(_, holds)| !holds(machine))
+        .map(|(name, _)| *name)
+        .collect()
+}
+
+/// Accounting: totals are the sums of their parts.
+#[must_use]
+pub fn accounting(machine: &ReplicaReader) -> bool {
+    manifest::accounting(&machine.manifest) && manifest::accounting(&machine.persisted)
+}
+
+/// Ordering: entries ascend.
+#[must_use]
+pub fn ordering(machine: &ReplicaReader) -> bool {
+    manifest::ordering(&machine.manifest) && manifest::ordering(&machine.persisted)
+}
+
+/// Coverage: no manifest says a range that it has no objects for.
+#[must_use]
+pub fn coverage(machine: &ReplicaReader) -> bool {
+    manifest::coverage(&machine.manifest) && manifest::coverage(&machine.persisted)
+}
+
+/// Immutability: what is persisted is the same object in memory, unless memory replaces it.
+#[must_use]
+pub fn immutability(machine: &ReplicaReader) -> bool {
+    machine.diverged || manifest::immutability(&machine.persisted, &machine.manifest)
+}
+
+/// Durability: what is persisted is never ahead of what is applied, unless memory replaces it.
+#[must_use]
+pub fn durability(machine: &ReplicaReader) -> bool {
+    machine.diverged || machine.persisted.next_offset <= machine.manifest.next_offset
+}
+
+/// Contiguous advance: manifest, transfers, the fragment in the making and the scan follow each other without a hole.
+#[must_use]
+pub fn contiguous_advance(machine: &ReplicaReader) -> bool {
+    let Some(drained) = machine.drain.next_offset else {
+        return machine.transfers.is_empty() && machine.drain.assembly.is_empty();
+    };
+    let mut at = machine.manifest.next_offset;
+    for (plan, _) in machine.transfers.plans() {
+        if plan.first_offset != at {
+            return false;
+        }
+        at = plan.next_offset;
+    }
+    let assembly = &machine.drain.assembly;
+    assembly.first_offset().is_none_or(|first| first == at)
+        && assembly.next_offset().unwrap_or(at) == drained
+}
+
+/// Anchor ordering: no object before the anchor is durable.
+#[must_use]
+pub fn anchor_ordering(machine: &ReplicaReader) -> bool {
+    machine.anchor == Anchor::Done
+        || machine.manifest.is_empty()
+            && machine.pointer.is_none()
+            && machine.transfers.plans().all(|(_, held)| held)
+}
+
+/// No more transfers than allowed; one cut that was asked for, or one at four gibibytes, may come on top.
+#[must_use]
+pub fn bounded_queue(machine: &ReplicaReader) -> bool {
+    machine.transfers.len() <= machine.settings.max_in_flight_transfers.max(1) + 1
+}
+
+/// Local authority: nothing is scanned while local log and manifest do not meet.
+#[must_use]
+pub fn local_authority(machine: &ReplicaReader) -> bool {
+    machine.reset.is_none() || !machine.drain.is_scanning()
+}
+
+/// Liveness: whatever is not finished has an answer or a time to wait for.
+#[must_use]
+pub fn liveness(machine: &ReplicaReader) -> bool {
+    let unfinished = !matches!(machine.phase, Phase::Running)
+        || !machine.transfers.is_empty()
+        || machine.persist.edits > 0
+        || !machine.persist.is_idle()
+        || machine.reset.is_some()
+        || machine.drain.is_scanning();
+    matches!(machine.phase, Phase::Stopped) || !unfinished || machine.poll_timeout().is_some()
+}

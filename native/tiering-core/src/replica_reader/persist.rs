@@ -1,0 +1,392 @@
+//! Persisting: root into the bucket, then the compare-and-swap of the pointer. Only after that is anything durable: readers
+//! see it, local retention may trim below it, and what it no longer names is deleted.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use log_format::manifest::Root;
+
+use super::status::ProblemKind;
+use super::{
+    CommitOutcome, Effect, Failure, Phase, Pointer, PointerRead, ReplicaReader, StopReason,
+    StoredObject,
+};
+
+/// Failures in a row that are a problem, if each could pass by itself.
+const PASSING_IS_A_PROBLEM_AFTER: u32 = 3;
+
+/// A persist under way.
+#[derive(Debug)]
+pub(super) struct Work {
+    root: Arc<Root>,
+    edits: u32,
+    oldest_edit_ms: Option<u64>,
+    /// Not named by `root`: deleted once it is persisted.
+    garbage: BTreeSet<StoredObject>,
+    /// Random part of the root's key, once it is in the bucket.
+    uid: Option<u32>,
+    /// The compare-and-swap may have happened without our knowing.
+    uncertain: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    PuttingRoot {
+        ticket: u64,
+    },
+    Committing {
+        ticket: u64,
+    },
+    /// The outcome is unknown: looking at the pointer.
+    Verifying {
+        ticket: u64,
+    },
+    WaitingToCommit,
+    WaitingToVerify,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    work: Work,
+    step: Step,
+    /// Deadline of the answer, or time of the next try.
+    at_ms: u64,
+}
+
+/// Edits that wait for a persist, and the one that may be under way.
+#[derive(Debug, Default)]
+pub(super) struct Persist {
+    under_way: Option<UnderWay>,
+    /// Edits since the last snapshot.
+    pub(super) edits: u32,
+    oldest_edit_ms: Option<u64>,
+    /// Persist without waiting for threshold or interval.
+    pub(super) at_once: bool,
+    /// The next edit is to be persisted at once.
+    pub(super) next_edit_at_once: bool,
+    retry_at_ms: Option<u64>,
+    failures: u32,
+}
+
+impl Persist {
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_none()
+    }
+}
+
+impl ReplicaReader {
+    pub(super) fn note_edit(&mut self) {
+        self.persist.edits = self.persist.edits.saturating_add(1);
+        self.persist.oldest_edit_ms.get_or_insert(self.now_ms);
+        self.persist.at_once |= std::mem::take(&mut self.persist.next_edit_at_once);
+    }
+
+    /// When a persist is due, if anything is to be persisted and none is under way.
+    fn persist_at_ms(&self) -> Option<u64> {
+        if !self.persist.is_idle() || !matches!(self.phase, Phase::Running) {
+            return None;
+        }
+        let due = if self.persist.at_once
+            || self.persist.edits >= self.settings.persist_threshold.max(1)
+        {
+            self.now_ms
+        } else {
+            self.persist
+                .oldest_edit_ms?
+                .saturating_add(self.settings.persist_interval_ms)
+        };
+        Some(due.max(self.persist.retry_at_ms.unwrap_or(0)))
+    }
+
+    pub(super) fn persist_deadline_ms(&self) -> Option<u64> {
+        self.persist
+            .under_way
+            .as_ref()
+            .map(|under_way| under_way.at_ms)
+            .or_else(|| self.persist_at_ms())
+    }
+
+    pub(super) fn maybe_persist(&mut self) {
+        if self.persist_at_ms().is_none_or(|at| at > self.now_ms) {
+            return;
+        }
+        let root = Arc::new(self.manifest.clone());
+        let mut garbage = std::mem::take(&mut self.garbage);
+        // After a re-resolve the persisted manifest may turn out to name what was thought to be garbage.
+        garbage.retain(|object| !super::names(&root, object));
+        let work = Work {
+            root: Arc::clone(&root),
+            edits: std::mem::take(&mut self.persist.edits),
+            oldest_edit_ms: self.persist.oldest_edit_ms.take(),
+            garbage,
+            uid: None,
+            uncertain: false,
+        };
+        self.persist.at_once = false;
+        self.persist.retry_at_ms = None;
+        let ticket = self.ticket();
+        let at_ms = self
+            .now_ms
+            .saturating_add(self.settings.transfer_deadline_ms);
+        self.persist.under_way = Some(UnderWay {
+            work,
+            step: Step::PuttingRoot { ticket },
+            at_ms,
+        });
+        self.effects.push_back(Effect::PutRoot {
+            generation: ticket,
+            epoch: self.epoch,
+            root,
+        });
+    }
+
+    pub(super) fn on_root_put(&mut self, generation: u64, outcome: Result<u32, Failure>) {
+        let awaited = |under_way: &mut UnderWay| matches!(under_way.step, Step::PuttingRoot { ticket } if ticket == generation);
+        let Some(UnderWay { mut work, .. }) = self.persist.under_way.take_if(awaited) else {
+            return;
+        };
+        match outcome {
+            Ok(uid) => {
+                self.counters.roots_created += 1;
+                work.uid = Some(uid);
+                self.commit(work);
+            }
+            Err(Failure::Transient(text)) => {
+                let report = self.persist.failures + 1 >= PASSING_IS_A_PROBLEM_AFTER;
+                self.persist_failed(work, text, report);
+            }
+            Err(Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text)) => {
+                self.persist_failed(work, text, true);
+            }
+        }
+    }
+
+    fn commit(&mut self, work: Work) {
+        let Some(uid) = work.uid else {
+            return self.persist_failed(work, "a root without a key".to_owned(), true);
+        };
+        let ticket = self.ticket();
+        let at_ms = self.now_ms.saturating_add(self.settings.answer_deadline_ms);
+        self.persist.under_way = Some(UnderWay {
+            work,
+            step: Step::Committing { ticket },
+            at_ms,
+        });
+        let (epoch, expected_revision) = (self.epoch, self.revision());
+        self.effects.push_back(Effect::CommitPointer {
+            generation: ticket,
+            epoch,
+            uid,
+            expected_revision,
+        });
+    }
+
+    pub(super) fn on_pointer_committed(&mut self, generation: u64, outcome: CommitOutcome) {
+        let awaited = |under_way: &mut UnderWay| matches!(under_way.step, Step::Committing { ticket } if ticket == generation);
+        let Some(UnderWay { mut work, .. }) = self.persist.under_way.take_if(awaited) else {
+            return;
+        };
+        match outcome {
+            CommitOutcome::Committed { revision } if revision > self.revision() => {
+                self.persisted(work, revision)
+            }
+            // Not an answer to this commit, whatever it answers.
+            CommitOutcome::Committed { .. } | CommitOutcome::Unknown => {
+                work.uncertain = true;
+                self.verify(work);
+            }
+            // An earlier try of the same commit may have been the one that was first.
+            CommitOutcome::Conflict if work.uncertain => self.verify(work),
+            CommitOutcome::Conflict => self.conflict(work),
+            CommitOutcome::NotFound if self.revision() > 0 => {
+                self.keep_for_later(work);
+                self.stop(StopReason::Deleted);
+            }
+            CommitOutcome::NotFound => {
+                self.keep_for_later(work);
+                self.resolve_again();
+            }
+        }
+    }
+
+    fn conflict(&mut self, work: Work) {
+        self.counters.persist_conflicts += 1;
+        self.keep_for_later(work);
+        self.resolve_again();
+    }
+
+    /// Looks at the pointer before anything else is tried: the compare-and-swap may have happened.
+    fn verify(&mut self, work: Work) {
+        let ticket = self.ticket();
+        let at_ms = self.now_ms.saturating_add(self.settings.answer_deadline_ms);
+        self.persist.under_way = Some(UnderWay {
+            work,
+            step: Step::Verifying { ticket },
+            at_ms,
+        });
+        self.effects
+            .push_back(Effect::ReadPointer { generation: ticket });
+    }
+
+    pub(super) fn on_pointer_verified(&mut self, generation: u64, outcome: PointerRead) {
+        let awaited = |under_way: &mut UnderWay| matches!(under_way.step, Step::Verifying { ticket } if ticket == generation);
+        let Some(UnderWay { work, .. }) = self.persist.under_way.take_if(awaited) else {
+            return;
+        };
+        match outcome {
+            PointerRead::Found(pointer) if pointer.revision > self.revision() => {
+                if pointer.epoch == self.epoch && Some(pointer.uid) == work.uid {
+                    self.persisted(work, pointer.revision);
+                } else {
+                    self.conflict(work);
+                }
+            }
+            PointerRead::Found(pointer) if pointer.revision == self.revision() => {
+                self.wait(work, Step::WaitingToCommit);
+            }
+            // Only the compare-and-swap itself knows for sure whether the stream is gone.
+            PointerRead::NotFound => self.wait(work, Step::WaitingToCommit),
+            PointerRead::Found(_) | PointerRead::Unavailable => {
+                self.wait(work, Step::WaitingToVerify)
+            }
+        }
+    }
+
+    fn wait(&mut self, work: Work, step: Step) {
+        self.counters.persists_failed += 1;
+        if self.persist.failures + 1 >= PASSING_IS_A_PROBLEM_AFTER {
+            let text = "the metadata store does not take the manifest's pointer";
+            self.problems.set(ProblemKind::Metadata, text.to_owned());
+        }
+        let at_ms = self.back_off();
+        self.persist.under_way = Some(UnderWay { work, step, at_ms });
+    }
+
+    fn back_off(&mut self) -> u64 {
+        let delay_ms = self
+            .chance
+            .jitter(self.settings.retry.control.delay_ms(self.persist.failures));
+        self.persist.failures = self.persist.failures.saturating_add(1);
+        self.now_ms.saturating_add(delay_ms)
+    }
+
+    /// Nothing was committed: the edits wait for the next persist, which takes a new snapshot.
+    fn persist_failed(&mut self, work: Work, text: String, report: bool) {
+        self.counters.persists_failed += 1;
+        if report {
+            self.problems.set(ProblemKind::Persist, text);
+        }
+        self.keep_for_later(work);
+        // A snapshot without edits (a recovery) is due again, too.
+        self.persist.at_once = true;
+        self.persist.retry_at_ms = Some(self.back_off());
+    }
+
+    fn keep_for_later(&mut self, work: Work) {
+        self.persist.edits = self.persist.edits.saturating_add(work.edits);
+        self.persist.oldest_edit_ms = match (work.oldest_edit_ms, self.persist.oldest_edit_ms) {
+            (Some(work), Some(since)) => Some(work.min(since)),
+            (one, other) => one.or(other),
+        };
+        self.garbage.extend(work.garbage);
+        if let Some(uid) = work.uid {
+            self.garbage.insert(StoredObject::Root {
+                epoch: self.epoch,
+                uid,
+            });
+        }
+    }
+
+    /// The manifest is being left behind, and its edits with it.
+    pub(super) fn abandon_persist(&mut self) {
+        if let Some(UnderWay { work, .. }) = self.persist.under_way.take() {
+            self.keep_for_later(work);
+        }
+        let failures = self.persist.failures;
+        self.persist = Persist {
+            failures,
+            ..Persist::default()
+        };
+        self.problems.clear(ProblemKind::Persist);
+    }
+
+    /// Durable.
+    fn persisted(&mut self, work: Work, revision: u64) {
+        let Work {
+            root,
+            mut garbage,
+            uid,
+            ..
+        } = work;
+        let Some(uid) = uid else { return };
+        let (new, old) = (
+            Pointer {
+                epoch: self.epoch,
+                uid,
+                revision,
+            },
+            self.pointer,
+        );
+        if let Some(old) = old {
+            garbage.insert(StoredObject::Root {
+                epoch: old.epoch,
+                uid: old.uid,
+            });
+        }
+        // By chance the same key again: then it is the live root.
+        garbage.remove(&StoredObject::Root {
+            epoch: new.epoch,
+            uid: new.uid,
+        });
+        self.pointer = Some(new);
+        self.persisted = root;
+        self.diverged = false;
+        self.conflicts = 0;
+        self.persist.failures = 0;
+        self.counters.persists_completed += 1;
+        self.problems.clear(ProblemKind::Persist);
+        self.problems.clear(ProblemKind::Metadata);
+        self.effects.push_back(Effect::Publish {
+            root: Arc::clone(&self.persisted),
+            revision,
+        });
+        if !garbage.is_empty() {
+            let fragments = garbage
+                .iter()
+                .filter(|object| matches!(object, StoredObject::Fragment { .. }))
+                .count();
+            self.counters.fragments_deleted += fragments as u64;
+            self.effects.push_back(Effect::Delete {
+                objects: garbage.into_iter().collect(),
+            });
+        }
+    }
+
+    /// Answers that did not come, and waits that are over.
+    pub(super) fn expire_persist(&mut self) {
+        let now_ms = self.now_ms;
+        let Some(UnderWay { mut work, step, .. }) = self
+            .persist
+            .under_way
+            .take_if(|under_way| under_way.at_ms <= now_ms)
+        else {
+            return;
+        };
+        match step {
+            Step::PuttingRoot { .. } => {
+                self.persist_failed(
+                    work,
+                    "no answer to the upload of the manifest".to_owned(),
+                    true,
+                );
+            }
+            Step::Committing { .. } => {
+                work.uncertain = true;
+                self.verify(work);
+            }
+            Step::Verifying { .. } => self.wait(work, Step::WaitingToVerify),
+            Step::WaitingToCommit => self.commit(work),
+            Step::WaitingToVerify => self.verify(work),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Recoveries that give something up, because the local log and the manifest no longer meet.
+//!
+//! Local log ahead: the user's retention trimmed what was not uploaded yet. The user's bound wins; the gap is accepted. The old
+//! manifest stays published, and readable, until the first fragment after the gap is persisted.
+//!
+//! Remote tier ahead: the local log lost its end, and the remote tier has records of a timeline that is no more. The local log
+//! is the authority. As local retention would trim by the wrong timeline, the empty manifest is published at once and persisted
+//! without waiting for a fragment.
+
+use std::sync::Arc;
+
+use log_format::manifest::Root;
+
+use super::{Effect, Recovery, ReplicaReader, StoredObject};
+
+/// A recovery that waits: for a persist that is under way, or because the last one was not long ago.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reset {
+    kind: Recovery,
+    floor: u64,
+    not_before_ms: u64,
+}
+
+/// How close together recoveries are.
+#[derive(Debug, Default)]
+pub(super) struct Streak {
+    length: u32,
+    last_ms: Option<u64>,
+}
+
+impl ReplicaReader {
+    pub(super) fn request_reset(&mut self, kind: Recovery, floor: u64) {
+        let untouched = self.pointer.is_none()
+            && self.manifest.is_empty()
+            && self.transfers.is_empty()
+            && self.drain.assembly.is_empty();
+        if untouched {
+            // Nothing has been promised or even read yet: start where the local log starts.
+            self.manifest = Root::empty_at(floor);
+            return self.drain.restart(Some(floor));
+        }
+        if self.reset.is_some() {
+            return;
+        }
+        let backoff = self.settings.retry.recovery;
+        let quiet_ms = backoff.cap_ms.saturating_mul(2);
+        if self
+            .streak
+            .last_ms
+            .is_none_or(|last| self.now_ms.saturating_sub(last) > quiet_ms)
+        {
+            self.streak.length = 0;
+        }
+        let delay_ms = match self.streak.length.checked_sub(1) {
+            None => 0,
+            Some(doublings) => self.chance.jitter(backoff.delay_ms(doublings)),
+        };
+        self.reset = Some(Reset {
+            kind,
+            floor,
+            not_before_ms: self.now_ms.saturating_add(delay_ms),
+        });
+    }
+
+    /// The wait of a recovery; while a persist is under way, that has its own deadlines.
+    pub(super) fn reset_deadline_ms(&self) -> Option<u64> {
+        self.reset
+            .filter(|_| self.persist.is_idle())
+            .map(|reset| reset.not_before_ms)
+    }
+
+    pub(super) fn maybe_reset(&mut self) {
+        let now_ms = self.now_ms;
+        if !self.persist.is_idle() {
+            return;
+        }
+        let Some(reset) = self.reset.take_if(|reset| reset.not_before_ms <= now_ms) else {
+            return;
+        };
+        // The floor may have moved on while we waited.
+        let floor = match (reset.kind, self.local_first_chunk_id) {
+            (Recovery::LocalLogAhead, Some(floor)) => floor.max(reset.floor),
+            (Recovery::RemoteTierAhead, Some(floor)) => floor,
+            (Recovery::LocalLogAhead | Recovery::RemoteTierAhead, None) => reset.floor,
+        };
+        let from_offset = self.manifest.next_offset;
+        self.abandon_transfers();
+        self.abandon_persist();
+        let discarded: Vec<StoredObject> = super::fragments(&self.persisted)
+            .chain(super::fragments(&self.manifest))
+            .collect();
+        self.garbage.extend(discarded);
+        self.manifest = Root::empty_at(floor);
+        self.diverged = true;
+        self.drain.restart(Some(floor));
+        self.streak.length = self.streak.length.saturating_add(1);
+        self.streak.last_ms = Some(now_ms);
+        self.effects.push_back(Effect::Recovered {
+            kind: reset.kind,
+            from_offset,
+            to_offset: floor,
+        });
+        match reset.kind {
+            Recovery::LocalLogAhead => {
+                self.counters.local_log_ahead_recoveries += 1;
+                self.persist.next_edit_at_once = true;
+            }
+            Recovery::RemoteTierAhead => {
+                self.counters.remote_tier_ahead_recoveries += 1;
+                let root = Arc::new(self.manifest.clone());
+                self.effects.push_back(Effect::Publish {
+                    root,
+                    revision: self.revision(),
+                });
+                self.persist.at_once = self.revision() > 0;
+            }
+        }
+    }
+}

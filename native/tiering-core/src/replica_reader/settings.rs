@@ -1,0 +1,159 @@
+//! Knobs of the machine, and how long it waits before it tries again.
+
+/// Settings of one machine. Times are milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Cut when the data of the assembled chunks reaches this.
+    pub fragment_size_bytes: u64,
+    /// Cut at this many chunks: bounds the index, which is kept in memory until it is sent.
+    pub fragment_max_chunks: u32,
+    /// Cut when the oldest assembled chunk arrived this long ago, so that a slow stream reaches the bucket, too; 0 = never.
+    pub fragment_max_age_ms: u64,
+    /// Persist after this many edits.
+    pub persist_threshold: u32,
+    /// Persist when the oldest edit is this old.
+    pub persist_interval_ms: u64,
+    /// Fragments that are cut and not yet in the manifest; scanning waits while there are as many.
+    pub max_in_flight_transfers: usize,
+    /// A transfer (or a request for a root) with no result for this long is sent again.
+    pub transfer_deadline_ms: u64,
+    /// Any other effect with no answer for this long counts as failed.
+    pub answer_deadline_ms: u64,
+    /// Chunks per scan.
+    pub scan_max_chunks: usize,
+    /// Waiting times.
+    pub retry: RetryPolicy,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            fragment_size_bytes: 64 << 20,
+            fragment_max_chunks: 1 << 18,
+            fragment_max_age_ms: 0,
+            persist_threshold: 5,
+            persist_interval_ms: 2_000,
+            max_in_flight_transfers: 16,
+            transfer_deadline_ms: 180_000,
+            answer_deadline_ms: 60_000,
+            scan_max_chunks: 4_096,
+            retry: RetryPolicy::default(),
+        }
+    }
+}
+
+/// Exponential waiting times: each starts at its base and doubles up to its cap; half of it is left to chance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Transfers that failed for a passing reason; their first retry is at once.
+    pub transient: Backoff,
+    /// Transfers that failed for a reason that will stay.
+    pub stalled: Backoff,
+    /// Resolving, scanning, the anchor, persisting.
+    pub control: Backoff,
+    /// Between recoveries that give something up.
+    pub recovery: Backoff,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            transient: Backoff {
+                base_ms: 10,
+                cap_ms: 5_000,
+            },
+            stalled: Backoff {
+                base_ms: 1_000,
+                cap_ms: 30_000,
+            },
+            control: Backoff {
+                base_ms: 200,
+                cap_ms: 30_000,
+            },
+            recovery: Backoff {
+                base_ms: 1_000,
+                cap_ms: 60_000,
+            },
+        }
+    }
+}
+
+/// One exponential waiting time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// First waiting time.
+    pub base_ms: u64,
+    /// Longest waiting time.
+    pub cap_ms: u64,
+}
+
+impl Backoff {
+    /// Waiting time after this many doublings.
+    #[must_use]
+    pub fn delay_ms(&self, doublings: u32) -> u64 {
+        self.base_ms
+            .saturating_mul(1 << doublings.min(40))
+            .min(self.cap_ms)
+    }
+}
+
+/// Chance that came in as an argument: a seed, stretched (splitmix64). Only good for spreading retries.
+#[derive(Debug, Clone)]
+pub(super) struct Chance(u64);
+
+impl Chance {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Equal jitter: uniformly between half of the delay and all of it.
+    pub(super) fn jitter(&mut self, delay_ms: u64) -> u64 {
+        let half = delay_ms / 2;
+        half + self.next() % (delay_ms - half + 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_cap() {
+        let backoff = Backoff {
+            base_ms: 10,
+            cap_ms: 5_000,
+        };
+        let delays: Vec<u64> = (0..11).map(|n| backoff.delay_ms(n)).collect();
+        assert_eq!(
+            delays,
+            [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5000, 5000]
+        );
+        assert_eq!(backoff.delay_ms(u32::MAX), 5000);
+        assert_eq!(
+            Backoff {
+                base_ms: u64::MAX,
+                cap_ms: u64::MAX
+            }
+            .delay_ms(9),
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn jitter_stays_within_the_upper_half_and_repeats_with_its_seed() {
+        let (mut one, mut two) = (Chance::new(7), Chance::new(7));
+        for delay in 0..2000 {
+            let jittered = one.jitter(delay);
+            assert!((delay / 2..=delay).contains(&jittered));
+            assert_eq!(jittered, two.jitter(delay));
+        }
+    }
+}
