@@ -5,6 +5,9 @@
 //! (`log-format`), Erlang terms (`nif`).
 
 pub mod buffer_pool;
+pub mod clock;
+pub mod engine;
+pub mod governor;
 pub mod local_log;
 pub mod manifests;
 pub mod remote_tier;

@@ -64,7 +64,7 @@ pub struct Config {
     pub persist_interval_ms: u64,
     /// Byte rate of all transfers together; `None` = unlimited.
     pub max_transfer_bytes_per_sec: Option<u64>,
-    /// Burst of that rate; `None` = as many bytes as a second allows, at least one fragment.
+    /// Burst of that rate; `None` = what a fifth of a second allows.
     pub max_transfer_burst_bytes: Option<u64>,
     /// Transfers that run at the same time on this node.
     pub max_concurrent_transfers: usize,
@@ -112,7 +112,7 @@ impl Default for Config {
             transfer_deadline_ms: 180_000,
             worker_threads: 2,
             read_request_size_bytes: 4 << 20,
-            read_ahead_bytes: 16 << 20,
+            read_ahead_bytes: 32 << 20,
             read_memory_bytes: 256 << 20,
             verify_crc_on_read: true,
         }

@@ -24,7 +24,7 @@ pub mod testing;
 pub use error::{StoreError, StoreErrorKind};
 pub use instrumented::Instrumented;
 pub use retrying::{Retrying, RetryingPolicy};
-pub use s3::{S3RemoteTier, TrustError};
+pub use s3::S3RemoteTier;
 
 /// At most this many keys in one `delete` and one `list` page: S3's own limit.
 pub const KEYS_MAX: usize = 1000;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture};
+use crate::clock::random_uid;
 use crate::stats::Stats;
 
 /// How often and when to try again.
@@ -34,7 +35,7 @@ impl RetryingPolicy {
     fn delay(&self, failures: u32) -> Duration {
         let full = self.base_delay.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(self.max_delay);
         let half = full / 2;
-        half + half.mul_f64(fastrand::f64())
+        half + half.mul_f64(f64::from(random_uid()) / f64::from(u32::MAX))
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Owns everything that the SDK could decide for us and must not: retries, checksums, timeouts, trust. Does not own requests.
 
-use std::fmt;
 use std::path::Path;
 
 use aws_sdk_s3::Client;
@@ -18,23 +17,12 @@ use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use crate::remote_tier::{StoreError, StoreErrorKind};
 use crate::settings::Config;
 
-/// Why the authorities in a file cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TrustError(String);
-
-impl fmt::Display for TrustError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for TrustError {}
-
 /// Reads and checks a PEM file. The SDK panics on one that does not parse, so nothing unchecked may reach it.
-pub(super) fn read_authorities(path: &Path) -> Result<Vec<u8>, TrustError> {
-    let refuse = |text: String| TrustError(format!("{}: {text}", path.display()));
+fn read_authorities(path: &Path) -> Result<Vec<u8>, StoreError> {
+    let refuse = |text: String| StoreError::new(StoreErrorKind::Tls, format!("{}: {text}", path.display()));
     let pem = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let mut roots = rustls::RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -78,7 +66,14 @@ async fn credentials(config: &Config) -> Option<SharedCredentialsProvider> {
 }
 
 /// A client for these settings.
-pub(super) async fn connect(config: &Config, authorities: Option<Vec<u8>>) -> Client {
+pub(super) async fn connect(config: &Config) -> Result<Client, StoreError> {
+    let authorities = match config.tls_ca_file.clone() {
+        None => None,
+        Some(path) => {
+            let reading = tokio::task::spawn_blocking(move || read_authorities(&path)).await;
+            Some(reading.map_err(|error| StoreError::new(StoreErrorKind::Tls, error.to_string()))??)
+        }
+    };
     // Only connecting is timed by the SDK: its read timeout runs while the body is sent, which is wrong for large objects.
     let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout()).build();
     let mut builder = Builder::new()
@@ -95,7 +90,7 @@ pub(super) async fn connect(config: &Config, authorities: Option<Vec<u8>>) -> Cl
     if let Some(endpoint) = &config.endpoint {
         builder = builder.endpoint_url(endpoint);
     }
-    Client::from_conf(builder.build())
+    Ok(Client::from_conf(builder.build()))
 }
 
 #[cfg(test)]

@@ -17,8 +17,6 @@ use aws_sdk_s3::types::{Delete, ObjectIdentifier};
 use bytes::{Bytes, BytesMut};
 use tokio::sync::OnceCell;
 
-pub use client::TrustError;
-
 use self::body::{FramedBody, Progress};
 use super::{
     DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier, StoreError,
@@ -29,23 +27,19 @@ use crate::settings::Config;
 /// One bucket of an S3-compatible store.
 pub struct S3RemoteTier {
     config: Config,
-    authorities: Option<Vec<u8>>,
-    // Made at the first request: finding credentials reads files, which opening an engine must not wait for.
+    // Made at the first request: finding authorities and credentials reads files, which opening an engine must not wait for.
     client: OnceCell<Client>,
 }
 
 impl S3RemoteTier {
-    /// A store for these settings. Reads the file with the authorities, if one is set; makes no request.
-    ///
-    /// # Errors
-    /// If that file cannot be used.
-    pub fn new(config: &Config) -> Result<Self, TrustError> {
-        let authorities = config.tls_ca_file.as_deref().map(client::read_authorities).transpose()?;
-        Ok(Self { config: config.clone(), authorities, client: OnceCell::new() })
+    /// A store for these settings. Makes no request and reads no file.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        Self { config: config.clone(), client: OnceCell::new() }
     }
 
-    async fn client(&self) -> &Client {
-        self.client.get_or_init(|| client::connect(&self.config, self.authorities.clone())).await
+    async fn client(&self) -> Result<&Client, StoreError> {
+        self.client.get_or_try_init(|| client::connect(&self.config)).await
     }
 
     fn silence_limit(&self) -> Duration {
@@ -66,7 +60,7 @@ impl S3RemoteTier {
         };
         let mut put = self
             .client()
-            .await
+            .await?
             .put_object()
             .bucket(&self.config.bucket)
             .key(key)
@@ -94,7 +88,7 @@ impl S3RemoteTier {
     async fn get_object(&self, key: &str, max_bytes: u64, progress: &Progress) -> Result<Bytes, StoreError> {
         let answer = self
             .client()
-            .await
+            .await?
             .get_object()
             .bucket(&self.config.bucket)
             .key(key)
@@ -121,7 +115,7 @@ impl S3RemoteTier {
         };
         let answer = self
             .client()
-            .await
+            .await?
             .get_object()
             .bucket(&self.config.bucket)
             .key(key)
@@ -150,7 +144,7 @@ impl S3RemoteTier {
     async fn head_object(&self, key: &str) -> Result<ObjectMeta, StoreError> {
         let answer = self
             .client()
-            .await
+            .await?
             .head_object()
             .bucket(&self.config.bucket)
             .key(key)
@@ -172,7 +166,7 @@ impl S3RemoteTier {
     ) -> Result<ListPage, StoreError> {
         let answer = self
             .client()
-            .await
+            .await?
             .list_objects_v2()
             .bucket(&self.config.bucket)
             .prefix(prefix)
@@ -215,7 +209,7 @@ impl S3RemoteTier {
             Delete::builder().set_objects(Some(identifiers.map_err(build)?)).quiet(true).build().map_err(build)?;
         let answer = self
             .client()
-            .await
+            .await?
             .delete_objects()
             .bucket(&self.config.bucket)
             .delete(delete)

@@ -58,7 +58,7 @@ fn config(endpoint: String) -> Config {
 async fn tier_and_listener() -> (S3RemoteTier, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-    (S3RemoteTier::new(&config(endpoint)).expect("no file is read"), listener)
+    (S3RemoteTier::new(&config(endpoint)), listener)
 }
 
 fn response(status: &str, headers: &[(&str, &str)], body: &str) -> Vec<u8> {
@@ -218,7 +218,7 @@ async fn silence_is_a_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
     let settings = Config { request_timeout_ms: 50, connect_timeout_ms: 50, ..config(endpoint) };
-    let tier = S3RemoteTier::new(&settings).expect("no file is read");
+    let tier = S3RemoteTier::new(&settings);
     // The listener's backlog takes the connection; nobody ever answers.
     let kind = tier.get("k", 10).await.map_err(|error| error.kind());
     assert_eq!(kind, Err(StoreErrorKind::Timeout));
@@ -229,7 +229,7 @@ async fn silence_is_a_timeout() {
 async fn plain_http_where_tls_is_spoken_is_a_tls_error() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("https://{}", listener.local_addr().expect("an address"));
-    let tier = S3RemoteTier::new(&config(endpoint)).expect("no file is read");
+    let tier = S3RemoteTier::new(&config(endpoint));
     let server = tokio::spawn(async move {
         let (mut socket, _) = listener.accept().await.expect("a connection");
         let mut hello = [0; 16];

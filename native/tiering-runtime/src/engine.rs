@@ -1,0 +1,302 @@
+//! One engine: the runtime, the store, the governor and the registry of manifests, for as long as somebody holds it.
+//!
+//! Owns the life of all native work of a node. Does not own what the work is: streams and readers bring that.
+//! There are no statics: closing the engine, or dropping its last handle, ends its threads and everything on them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use log_format::key::KeySpace;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::buffer_pool::BufferPool;
+use crate::clock::Clock;
+use crate::governor::Governor;
+use crate::manifests::{Manifests, ResolvedManifest};
+use crate::remote_tier::{
+    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
+};
+use crate::settings::{Config, ConfigError};
+use crate::stats::Stats;
+
+/// Why an engine could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenError {
+    /// A setting cannot be used.
+    Config(ConfigError),
+    /// The operating system refused threads or files.
+    Runtime(String),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Runtime(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// The engine was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed;
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the engine is closed")
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// What tasks of an engine work with. Holds no runtime, so a task that holds this keeps no thread alive.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) clock: Clock,
+    pub(crate) keys: KeySpace,
+    /// Counts each request; retries nothing.
+    pub(crate) tier: Arc<dyn RemoteTier>,
+    /// The same with retries, for requests that no machine repeats.
+    pub(crate) retrying: Arc<dyn RemoteTier>,
+    pub(crate) governor: Governor,
+    pub(crate) manifests: Arc<Manifests>,
+    pub(crate) buffers: Arc<BufferPool>,
+    pub(crate) stats: Arc<Stats>,
+}
+
+struct Inner {
+    shared: Arc<Shared>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(runtime) = runtime {
+            // Waits for nothing: workers drop their tasks by themselves, a thread in a system call ends after it.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A cheap handle of one engine.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+impl Engine {
+    /// Starts the runtime. Makes no request and reads no file: whether the store can be reached is what [`Self::probe`] tells.
+    ///
+    /// # Errors
+    /// If a setting cannot be used or threads cannot be started.
+    pub fn open(config: Config) -> Result<Self, OpenError> {
+        let tier = Arc::new(S3RemoteTier::new(&config));
+        Self::open_with(config, tier)
+    }
+
+    /// The same over another store.
+    ///
+    /// # Errors
+    /// If a setting cannot be used or threads cannot be started.
+    pub fn open_with(config: Config, tier: Arc<dyn RemoteTier>) -> Result<Self, OpenError> {
+        config.validate().map_err(OpenError::Config)?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(config.worker_threads)
+            .thread_name("stream-s3")
+            .enable_all()
+            .build()
+            .map_err(|error| OpenError::Runtime(error.to_string()))?;
+        let stats = Arc::new(Stats::default());
+        let clock = Clock::start();
+        let tier: Arc<dyn RemoteTier> = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
+        let retrying = Retrying::new(Arc::clone(&tier), RetryingPolicy::default(), Arc::clone(&stats));
+        let governor = Governor::new(config.max_concurrent_transfers, clock, Arc::clone(&stats));
+        governor.set_rate(config.max_transfer_bytes_per_sec, config.max_transfer_burst_bytes);
+        let shared = Shared {
+            keys: KeySpace::new(&config.prefix),
+            config: Arc::new(config),
+            clock,
+            tier,
+            retrying: Arc::new(retrying),
+            governor,
+            manifests: Arc::new(Manifests::new()),
+            buffers: Arc::new(BufferPool::new()),
+            stats,
+        };
+        Ok(Self { inner: Arc::new(Inner { shared: Arc::new(shared), runtime: Mutex::new(Some(runtime)) }) })
+    }
+
+    /// Cancels all work and stops the runtime in the background. The second time it does nothing.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner.shared
+    }
+
+    /// The runtime to start tasks on, as long as there is one.
+    pub(crate) fn runtime(&self) -> Result<Handle, Closed> {
+        let runtime = self.inner.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        runtime.as_ref().map(|runtime| runtime.handle().clone()).ok_or(Closed)
+    }
+
+    /// Every node-wide counter and gauge.
+    #[must_use]
+    pub fn stats(&self) -> Vec<(&'static str, i64)> {
+        self.shared().stats.snapshot()
+    }
+
+    /// This node's manifests.
+    #[must_use]
+    pub fn manifests(&self) -> &Arc<Manifests> {
+        &self.shared().manifests
+    }
+
+    /// Calls back, from a thread of the runtime, once the stream's manifest is not pending: with the manifest, or `None` if
+    /// the stream was never marked or was forgotten meanwhile.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn await_manifest<F>(&self, stream_id: &str, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
+    {
+        self.manifests().on_resolved(&self.runtime()?, stream_id, callback);
+        Ok(())
+    }
+
+    /// Changes the rate of all transfers together (`None` = unlimited) and its burst (`None` = the default).
+    pub fn set_rate(&self, bytes_per_second: Option<u64>, burst_bytes: Option<u64>) {
+        self.shared().governor.set_rate(bytes_per_second, burst_bytes);
+    }
+
+    /// Calls back with whether bucket, credentials and region are usable.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn probe<F>(&self, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<(), StoreError>) + Send + 'static,
+    {
+        let tier = Arc::clone(&self.shared().tier);
+        self.runtime()?.spawn(async move { callback(tier.probe().await) });
+        Ok(())
+    }
+
+    /// Calls back with one page of a stream's objects.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn list_objects<F>(&self, stream_id: &str, token: Option<String>, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<ListPage, StoreError>) + Send + 'static,
+    {
+        let prefix = self.shared().keys.stream_prefix(stream_id);
+        let tier = Arc::clone(&self.shared().retrying);
+        self.runtime()?.spawn(async move { callback(tier.list(&prefix, token.as_deref(), KEYS_MAX).await) });
+        Ok(())
+    }
+
+    /// Deletes at most [`KEYS_MAX`] objects and calls back with what became of them.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn delete_objects<F>(&self, keys: Vec<String>, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<DeleteOutcome, StoreError>) + Send + 'static,
+    {
+        let tier = Arc::clone(&self.shared().retrying);
+        self.runtime()?.spawn(async move { callback(tier.delete(&keys).await) });
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("bucket", &self.shared().config.bucket).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::remote_tier::StoreErrorKind;
+    use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn config() -> Config {
+        Config { bucket: "bucket".to_owned(), ..Config::default() }
+    }
+
+    #[test]
+    fn answers_come_from_the_runtime_and_are_counted() {
+        let tier = Arc::new(MemoryTier::new());
+        tier.insert("rabbitmq/stream/s1/data/x", "1");
+        tier.insert("rabbitmq/stream/s2/data/x", "1");
+        let engine = Engine::open_with(config(), Arc::clone(&tier) as Arc<dyn RemoteTier>).expect("opened");
+        let (sender, receiver) = mpsc::channel();
+        let answer = sender.clone();
+        engine.probe(move |outcome| answer.send(outcome.is_ok()).expect("received")).expect("open");
+        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
+        let answer = sender.clone();
+        engine
+            .list_objects("s1", None, move |page| answer.send(page.is_ok_and(|page| page.objects.len() == 1)).expect("received"))
+            .expect("open");
+        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
+        engine
+            .delete_objects(tier.keys(), move |outcome| sender.send(outcome.is_ok_and(|o| o.deleted == 2)).expect("received"))
+            .expect("open");
+        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
+        assert!(engine.stats().contains(&("objects_deleted", 2)));
+        assert!(tier.keys().is_empty());
+    }
+
+    #[test]
+    fn closing_waits_for_nothing_and_refuses_afterwards() {
+        let faulty = Arc::new(Faulty::new(Arc::new(MemoryTier::new())));
+        faulty.inject(Fault::hang(Operation::Probe));
+        let engine = Engine::open_with(config(), faulty).expect("opened");
+        let (sender, receiver) = mpsc::channel::<Result<(), StoreError>>();
+        engine.probe(move |outcome| sender.send(outcome).expect("received")).expect("open");
+        engine.close();
+        // The callback is dropped with its task.
+        assert_eq!(receiver.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+        assert_eq!(engine.probe(|_| ()), Err(Closed));
+        engine.close();
+    }
+
+    #[test]
+    fn what_cannot_work_is_not_opened() {
+        let refused = Engine::open(Config::default()).map(drop);
+        assert!(matches!(refused, Err(OpenError::Config(ConfigError { setting: "bucket", .. }))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_file_of_authorities_that_is_not_there_is_told_by_the_probe() {
+        let settings = Config {
+            endpoint: Some("https://localhost:1".to_owned()),
+            tls_ca_file: Some("/nowhere/ca.pem".into()),
+            access_key_id: Some("a".to_owned()),
+            secret_access_key: Some(crate::settings::Secret::new("b")),
+            ..config()
+        };
+        let engine = Engine::open(settings).expect("opened");
+        let (sender, receiver) = mpsc::channel();
+        engine.probe(move |outcome| sender.send(outcome.map_err(|e| e.kind())).expect("received")).expect("open");
+        assert_eq!(receiver.recv_timeout(SOON), Ok(Err(StoreErrorKind::Tls)));
+    }
+}
