@@ -5,7 +5,9 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustler::{Encoder, Env, Term};
+use rustler::{Atom, Encoder, Env, Term};
+use tiering_runtime::engine::OpenError;
+use tiering_runtime::remote_tier::{StoreError, StoreErrorKind};
 
 use crate::atoms;
 use crate::codec::text;
@@ -31,4 +33,30 @@ pub(crate) fn bug<'a>(env: Env<'a>, panic: &(dyn Any + Send)) -> Term<'a> {
 /// `{error, Reason}` with an atom.
 pub(crate) fn refused<'a>(env: Env<'a>, reason: impl Encoder) -> Term<'a> {
     env.error_tuple(reason)
+}
+
+/// Why an engine was not opened.
+pub(crate) fn open(error: &OpenError) -> Atom {
+    match error {
+        OpenError::Config(_) => atoms::config(),
+        OpenError::Runtime(_) => atoms::system(),
+    }
+}
+
+/// What the operator must look at when the probe fails.
+pub(crate) fn probe(kind: StoreErrorKind) -> Atom {
+    match kind {
+        StoreErrorKind::NoSuchBucket => atoms::no_such_bucket(),
+        StoreErrorKind::AccessDenied => atoms::access_denied(),
+        StoreErrorKind::WrongRegion => atoms::wrong_region(),
+        StoreErrorKind::Timeout | StoreErrorKind::Connection => atoms::unreachable(),
+        StoreErrorKind::Tls => atoms::tls(),
+        _ => atoms::unexpected(),
+    }
+}
+
+/// `{error, Kind, Text}` of a failed request.
+pub(crate) fn store<'a>(env: Env<'a>, error: &StoreError) -> Term<'a> {
+    let kind = Atom::from_str(env, error.kind().name()).unwrap_or_else(|_| atoms::unexpected());
+    (atoms::error(), kind, text(env, error.text())).encode(env)
 }

@@ -6,11 +6,18 @@
 mod atoms;
 mod chunk_entries;
 mod codec;
+mod engine;
 mod entry;
 mod errors;
+mod message;
+mod owner;
 mod resources;
 
-use rustler::{Binary, Encoder, Env, NifResult, Term};
+use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
+
+use crate::codec::OffsetOrNone;
+use crate::codec::spec::SpecTerm;
+use crate::resources::EngineResource;
 
 /// Version of the contract; the plugin refuses to start on another.
 const INTERFACE_VERSION: u32 = 1;
@@ -19,8 +26,29 @@ fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))
 }
 
+type EngineArc = ResourceArc<EngineResource>;
+
 entry::nif_table! {
     interface_version as interface_version();
+
+    engine::open as engine_open(owner: Term<'a>, reference: Term<'a>, config: Term<'a>);
+    engine::close as engine_close(engine: EngineArc);
+    engine::probe as engine_probe(engine: EngineArc, pid: LocalPid, reference: Reference<'a>);
+    engine::stats as engine_stats(engine: EngineArc);
+    engine::set_rate as engine_set_rate(engine: EngineArc, rate: Term<'a>, burst: Term<'a>);
+    engine::list_objects as list_objects(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, token: Term<'a>);
+    engine::delete_objects as delete_objects(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, keys: Term<'a>);
+
+    engine::mark_pending as manifest_mark_pending(engine: EngineArc, stream_id: Term<'a>);
+    engine::forget as manifest_forget(engine: EngineArc, stream_id: Term<'a>);
+    engine::range as manifest_range(engine: EngineArc, stream_id: Term<'a>);
+    engine::await_manifest as manifest_await(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>);
+    engine::route as route(
+        engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
+
     chunk_entries::chunk_entries as chunk_entries(
         data: Binary<'a>, position: usize, offset: u64, num_left: u64, max: usize);
 }

@@ -1,17 +1,86 @@
-//! What Erlang holds of us: the resource types and their registration.
+//! What Erlang holds of us: the resource types, their registration, and what their end means.
+//!
+//! Each handle closes when it is closed, when its owner dies, and when it is garbage collected; closing never waits.
 
-#![allow(dead_code)]
-
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use bytes::Bytes;
 use rustler::codegen_runtime::ResourceRegistration;
-use rustler::{Env, Resource};
+use rustler::{Env, LocalPid, Monitor, Resource};
+use tiering_runtime::engine::Engine;
+
+use crate::owner::Owned;
+
+/// The native side of a node.
+pub(crate) struct EngineResource {
+    pub(crate) engine: Engine,
+}
+
+impl Owned for EngineResource {
+    fn close(&self) {
+        self.engine.close();
+    }
+}
+
+/// A handle with an owner: `down` and the end of the last term close it.
+macro_rules! owned_resource {
+    ($type:ty) => {
+        impl Resource for $type {
+            const IMPLEMENTS_DOWN: bool = true;
+
+            fn down<'a>(&'a self, _env: Env<'a>, _pid: LocalPid, _monitor: Monitor) {
+                self.close();
+            }
+        }
+
+        impl Drop for $type {
+            fn drop(&mut self) {
+                self.close();
+            }
+        }
+    };
+}
+
+owned_resource!(EngineResource);
+
+static LENT_CHUNKS: AtomicI64 = AtomicI64::new(0);
+static LENT_BYTES: AtomicI64 = AtomicI64::new(0);
+
+/// Chunks that Erlang holds binaries of (and the garbage that is not collected yet).
+pub(crate) fn lent_chunks() -> i64 {
+    LENT_CHUNKS.load(Ordering::Relaxed)
+}
+
+/// Their bytes.
+pub(crate) fn lent_bytes() -> i64 {
+    LENT_BYTES.load(Ordering::Relaxed)
+}
 
 /// The bytes of one chunk while any binary made of them lives.
-pub(crate) struct ChunkResource(pub(crate) Bytes);
+pub(crate) struct ChunkResource {
+    pub(crate) bytes: Bytes,
+}
+
+impl ChunkResource {
+    pub(crate) fn new(bytes: Bytes) -> Self {
+        LENT_CHUNKS.fetch_add(1, Ordering::Relaxed);
+        LENT_BYTES.fetch_add(signed(bytes.len()), Ordering::Relaxed);
+        Self { bytes }
+    }
+}
 
 impl Resource for ChunkResource {}
+
+impl Drop for ChunkResource {
+    fn drop(&mut self) {
+        LENT_CHUNKS.fetch_sub(1, Ordering::Relaxed);
+        LENT_BYTES.fetch_sub(signed(self.bytes.len()), Ordering::Relaxed);
+    }
+}
+
+fn signed(length: usize) -> i64 {
+    i64::try_from(length).unwrap_or(i64::MAX)
+}
 
 /// How often the library was loaded in this VM.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -25,6 +94,9 @@ pub(crate) fn register(env: Env<'_>) -> bool {
         // A few bytes for each load of the module.
         Box::leak(format!("{kind}.{generation}").into_boxed_str())
     };
-    let registrations = [ResourceRegistration::new::<ChunkResource>().with_name(name("chunk"))];
+    let registrations = [
+        ResourceRegistration::new::<EngineResource>().with_name(name("engine")),
+        ResourceRegistration::new::<ChunkResource>().with_name(name("chunk")),
+    ];
     registrations.iter().all(|registration| registration.register(env).is_ok())
 }

@@ -2,6 +2,10 @@
 //!
 //! A term of the wrong shape is `badarg`; nothing here decides anything.
 
+pub(crate) mod config;
+pub(crate) mod header;
+pub(crate) mod spec;
+
 use rustler::{Atom, Binary, Decoder, Encoder, Env, Error, NewBinary, NifResult, Term};
 
 use crate::atoms;
@@ -46,6 +50,13 @@ pub(crate) fn get<'a>(map: Term<'a>, key: Atom) -> NifResult<Term<'a>> {
 /// The value of a key that may be absent.
 pub(crate) fn find<'a>(map: Term<'a>, key: Atom) -> Option<Term<'a>> {
     map.map_get(key).ok()
+}
+
+/// A map of the given pairs.
+pub(crate) fn map<'a>(env: Env<'a>, pairs: &[(Atom, Term<'a>)]) -> NifResult<Term<'a>> {
+    let keys: Vec<Term<'a>> = pairs.iter().map(|(key, _)| key.to_term(env)).collect();
+    let values: Vec<Term<'a>> = pairs.iter().map(|(_, value)| *value).collect();
+    Term::map_from_term_arrays(env, &keys, &values)
 }
 
 /// A map from atoms (made of fixed names, never of input) to integers.

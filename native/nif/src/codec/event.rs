@@ -1,0 +1,90 @@
+//! Events down to a stream: what the shell answers and tells.
+
+use rustler::{Decoder, Error, NifResult, Term};
+use tiering_core::replica_reader::{CommitOutcome, Pointer, PointerRead, RetentionBound};
+use tiering_runtime::stream::StreamEvent;
+
+use super::{OffsetOrNone, find};
+use crate::atoms;
+
+/// One event.
+pub(crate) struct EventTerm(pub(crate) StreamEvent);
+
+impl<'a> Decoder<'a> for EventTerm {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
+        if atoms::cut() == term {
+            return Ok(Self(StreamEvent::Cut));
+        }
+        if let Ok((kind, committed, local_first)) = term.decode::<(Term<'a>, OffsetOrNone, OffsetOrNone)>() {
+            if atoms::committed() != kind {
+                return Err(Error::BadArg);
+            }
+            return Ok(Self(StreamEvent::Committed {
+                committed_chunk_id: committed.0,
+                local_first_chunk_id: local_first.0,
+            }));
+        }
+        let (kind, value): (Term<'a>, Term<'a>) = term.decode()?;
+        let event = if atoms::pointer() == kind {
+            StreamEvent::Pointer(pointer_read(value)?)
+        } else if atoms::anchor() == kind {
+            StreamEvent::Anchor { ok: ok_or_error(value)? }
+        } else if atoms::pointer_committed() == kind {
+            StreamEvent::PointerCommitted(commit_outcome(value)?)
+        } else if atoms::retention() == kind {
+            StreamEvent::Retention(retention(value)?)
+        } else {
+            return Err(Error::BadArg);
+        };
+        Ok(Self(event))
+    }
+}
+
+fn pointer_read(term: Term<'_>) -> NifResult<PointerRead> {
+    if atoms::not_found() == term {
+        return Ok(PointerRead::NotFound);
+    }
+    if atoms::error() == term {
+        return Ok(PointerRead::Unavailable);
+    }
+    let (ok, epoch, uid, revision): (Term<'_>, u64, u32, u64) = term.decode()?;
+    if atoms::ok() != ok {
+        return Err(Error::BadArg);
+    }
+    Ok(PointerRead::Found(Pointer { epoch, uid, revision }))
+}
+
+fn commit_outcome(term: Term<'_>) -> NifResult<CommitOutcome> {
+    for (atom, outcome) in [
+        (atoms::conflict(), CommitOutcome::Conflict),
+        (atoms::not_found(), CommitOutcome::NotFound),
+        (atoms::error(), CommitOutcome::Unknown),
+    ] {
+        if atom == term {
+            return Ok(outcome);
+        }
+    }
+    let (ok, revision): (Term<'_>, u64) = term.decode()?;
+    if atoms::ok() != ok {
+        return Err(Error::BadArg);
+    }
+    Ok(CommitOutcome::Committed { revision })
+}
+
+fn retention(term: Term<'_>) -> NifResult<RetentionBound> {
+    if !term.is_map() {
+        return Err(Error::BadArg);
+    }
+    let bound = |key| find(term, key).map(|value| value.decode::<u64>()).transpose();
+    Ok(RetentionBound { max_bytes: bound(atoms::max_bytes())?, max_age_ms: bound(atoms::max_age_ms())? })
+}
+
+fn ok_or_error(term: Term<'_>) -> NifResult<bool> {
+    if atoms::ok() == term {
+        Ok(true)
+    } else if atoms::error() == term {
+        Ok(false)
+    } else {
+        Err(Error::BadArg)
+    }
+}

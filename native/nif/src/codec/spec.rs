@@ -1,0 +1,55 @@
+//! Where a reader wants to start, and where it is sent.
+
+use rustler::{Decoder, Encoder, Env, Error, NifResult, Term};
+use tiering_core::route::{LocalSpec, Route, Spec};
+
+use crate::atoms;
+
+/// `first | last | next | {offset, N} | {abs, N} | {timestamp, Ms}`.
+pub(crate) struct SpecTerm(pub(crate) Spec);
+
+impl<'a> Decoder<'a> for SpecTerm {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
+        for (atom, spec) in [
+            (atoms::first(), Spec::First),
+            (atoms::last(), Spec::Last),
+            (atoms::next(), Spec::Next),
+        ] {
+            if atom == term {
+                return Ok(Self(spec));
+            }
+        }
+        let (kind, value): (Term<'a>, Term<'a>) = term.decode()?;
+        Ok(Self(match kind {
+            kind if atoms::offset() == kind => Spec::Offset(value.decode()?),
+            kind if atoms::abs() == kind => Spec::Abs(value.decode()?),
+            kind if atoms::timestamp() == kind => Spec::Timestamp(value.decode()?),
+            _ => return Err(Error::BadArg),
+        }))
+    }
+}
+
+/// `{local, Spec} | {remote, Offset} | {error, {offset_out_of_range, empty | {First, Last}}}`.
+pub(crate) fn route_term(env: Env<'_>, route: Route) -> Term<'_> {
+    match route {
+        Route::Local(spec) => (atoms::local(), local_spec(env, spec)).encode(env),
+        Route::Remote { start_offset } => (atoms::remote(), start_offset).encode(env),
+        Route::OutOfRange { range } => {
+            let range = match range {
+                None => atoms::empty().encode(env),
+                Some(first_and_last) => first_and_last.encode(env),
+            };
+            env.error_tuple((atoms::offset_out_of_range(), range))
+        }
+    }
+}
+
+fn local_spec(env: Env<'_>, spec: LocalSpec) -> Term<'_> {
+    match spec {
+        LocalSpec::First => atoms::first().encode(env),
+        LocalSpec::Last => atoms::last().encode(env),
+        LocalSpec::Next => atoms::next().encode(env),
+        LocalSpec::Offset(offset) => (atoms::offset(), offset).encode(env),
+        LocalSpec::Timestamp(timestamp_ms) => (atoms::timestamp(), timestamp_ms).encode(env),
+    }
+}

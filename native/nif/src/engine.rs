@@ -1,0 +1,203 @@
+//! Calls on the engine: its life, requests on behalf of the operator, and this node's manifests.
+//!
+//! Owns nothing but the translation; answers that take time come as messages from runtime threads.
+
+use rustler::{Atom, Encoder, Env, Error, LocalPid, NifResult, Reference, ResourceArc, Term};
+use tiering_core::route;
+use tiering_runtime::engine::{Closed, Engine};
+use tiering_runtime::manifests::ManifestState;
+
+use crate::codec::config::{burst, config, rate};
+use crate::codec::spec::{SpecTerm, route_term};
+use crate::codec::{OffsetOrNone, counters, string, text};
+use crate::message::Mailbox;
+use crate::owner;
+use crate::resources::{self, EngineResource};
+use crate::{atoms, errors};
+
+/// Most keys in one `delete_objects`.
+const DELETE_KEYS_MAX: usize = tiering_runtime::remote_tier::KEYS_MAX;
+
+/// Never raises: the exception would carry the configuration, and its secrets, along.
+pub(crate) fn open<'a>(env: Env<'a>, owner: Term<'a>, reference: Term<'a>, map: Term<'a>) -> NifResult<Term<'a>> {
+    let refused = |kind: Atom, reason: &str| Ok(errors::refused(env, (kind, text(env, reason))));
+    let Ok(owner) = owner.decode::<LocalPid>() else {
+        return refused(atoms::config(), "the owner is not a local process");
+    };
+    if reference.decode::<Reference<'a>>().is_err() {
+        return refused(atoms::config(), "the reference is none");
+    }
+    let config = match config(map) {
+        Ok(config) => config,
+        Err(error) => return refused(atoms::config(), &error.to_string()),
+    };
+    let engine = match Engine::open(config) {
+        Ok(engine) => engine,
+        Err(error) => return refused(errors::open(&error), &error.to_string()),
+    };
+    let handle = ResourceArc::new(EngineResource { engine });
+    if !owner::bind(env, &handle, &owner) {
+        return refused(atoms::closed(), "the owner is dead");
+    }
+    Ok((atoms::ok(), handle).encode(env))
+}
+
+pub(crate) fn close(env: Env<'_>, handle: ResourceArc<EngineResource>) -> NifResult<Term<'_>> {
+    handle.engine.close();
+    Ok(atoms::ok().encode(env))
+}
+
+pub(crate) fn probe<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    pid: LocalPid,
+    reference: Reference<'a>,
+) -> NifResult<Term<'a>> {
+    let mailbox = Mailbox::new(pid, *reference);
+    let asked = handle.engine.probe(move |outcome| {
+        mailbox.push(|env| match &outcome {
+            Ok(()) => (atoms::probe(), atoms::ok()).encode(env),
+            Err(error) => {
+                let reason = (atoms::error(), errors::probe(error.kind()), text(env, error.text()));
+                (atoms::probe(), reason).encode(env)
+            }
+        });
+    });
+    Ok(accepted(env, asked))
+}
+
+pub(crate) fn stats(env: Env<'_>, handle: ResourceArc<EngineResource>) -> NifResult<Term<'_>> {
+    let own = [
+        ("native_panics", i64::try_from(errors::panics()).unwrap_or(i64::MAX)),
+        ("lent_chunks", resources::lent_chunks()),
+        ("lent_bytes", resources::lent_bytes()),
+    ];
+    counters(env, handle.engine.stats().into_iter().chain(own))
+}
+
+pub(crate) fn set_rate<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    bytes_per_second: Term<'a>,
+    burst_bytes: Term<'a>,
+) -> NifResult<Term<'a>> {
+    handle.engine.set_rate(rate(bytes_per_second)?, burst(burst_bytes)?);
+    Ok(atoms::ok().encode(env))
+}
+
+pub(crate) fn list_objects<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    pid: LocalPid,
+    reference: Reference<'a>,
+    stream_id: Term<'a>,
+    token: Term<'a>,
+) -> NifResult<Term<'a>> {
+    let stream_id = string(stream_id)?;
+    let token = if atoms::start() == token { None } else { Some(string(token)?) };
+    let mailbox = Mailbox::new(pid, *reference);
+    let asked = handle.engine.list_objects(&stream_id, token, move |outcome| {
+        mailbox.push(|env| match &outcome {
+            Ok(page) => {
+                let keys: Vec<Term<'_>> = page.objects.iter().map(|object| text(env, &object.key)).collect();
+                let next = match &page.next_token {
+                    Some(token) => text(env, token),
+                    None => atoms::done().encode(env),
+                };
+                (atoms::page(), keys, next).encode(env)
+            }
+            Err(error) => errors::store(env, error),
+        });
+    });
+    Ok(accepted(env, asked))
+}
+
+pub(crate) fn delete_objects<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    pid: LocalPid,
+    reference: Reference<'a>,
+    keys: Term<'a>,
+) -> NifResult<Term<'a>> {
+    if keys.list_length()? > DELETE_KEYS_MAX {
+        return Err(Error::BadArg);
+    }
+    let keys = keys.into_list_iterator()?.map(string).collect::<NifResult<Vec<String>>>()?;
+    let mailbox = Mailbox::new(pid, *reference);
+    let asked = handle.engine.delete_objects(keys, move |outcome| {
+        mailbox.push(|env| match &outcome {
+            Ok(outcome) => (atoms::deleted(), outcome.deleted, outcome.failed.len()).encode(env),
+            Err(error) => errors::store(env, error),
+        });
+    });
+    Ok(accepted(env, asked))
+}
+
+pub(crate) fn mark_pending<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+) -> NifResult<Term<'a>> {
+    handle.engine.manifests().mark_pending(&string(stream_id)?);
+    Ok(atoms::ok().encode(env))
+}
+
+pub(crate) fn forget<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+) -> NifResult<Term<'a>> {
+    handle.engine.manifests().forget(&string(stream_id)?);
+    Ok(atoms::ok().encode(env))
+}
+
+pub(crate) fn range<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+) -> NifResult<Term<'a>> {
+    Ok(match handle.engine.manifests().get(&string(stream_id)?) {
+        None => atoms::none().encode(env),
+        Some(ManifestState::Pending) => atoms::pending().encode(env),
+        Some(ManifestState::Resolved(manifest)) => {
+            (atoms::ok(), manifest.root.first_offset, manifest.root.next_offset).encode(env)
+        }
+    })
+}
+
+pub(crate) fn await_manifest<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    pid: LocalPid,
+    reference: Reference<'a>,
+    stream_id: Term<'a>,
+) -> NifResult<Term<'a>> {
+    let stream_id = string(stream_id)?;
+    let mailbox = Mailbox::new(pid, *reference);
+    // Forgotten or never marked is not pending either: the caller asks again and sees it.
+    let asked = handle.engine.await_manifest(&stream_id, move |_manifest| {
+        mailbox.push(|env| atoms::resolved().encode(env));
+    });
+    Ok(accepted(env, asked))
+}
+
+pub(crate) fn route<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+    spec: SpecTerm,
+    local_first: OffsetOrNone,
+    local_next: u64,
+) -> NifResult<Term<'a>> {
+    Ok(match handle.engine.manifests().resolved(&string(stream_id)?) {
+        None => atoms::pending().encode(env),
+        Some(manifest) => route_term(env, route::route(&manifest.root, spec.0, local_first.0, local_next)),
+    })
+}
+
+fn accepted<'a>(env: Env<'a>, asked: Result<(), Closed>) -> Term<'a> {
+    match asked {
+        Ok(()) => atoms::ok().encode(env),
+        Err(Closed) => errors::refused(env, atoms::closed()),
+    }
+}

@@ -1,0 +1,58 @@
+//! Messages to Erlang processes: `{rabbitmq_stream_s3, Ref, Event}`, or a wake term exactly as given.
+//!
+//! Owns the copies of the caller's terms and the environments that messages are built in. The VM refuses messages
+//! built outside of a process when a scheduler thread sends them, so that everything here runs on runtime threads.
+
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
+
+use rustler::env::{OwnedEnv, SavedTerm};
+use rustler::{Encoder, Env, LocalPid, Term};
+
+use crate::atoms;
+
+thread_local! {
+    /// One environment for each sending thread: making a new one costs as much as the message.
+    static MESSAGE: RefCell<OwnedEnv> = RefCell::new(OwnedEnv::new());
+}
+
+/// A process to tell things, with the term of its own that the messages carry.
+pub(crate) struct Mailbox {
+    pid: LocalPid,
+    // Only senders to this mailbox lock it, for the time of a small copy.
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    env: OwnedEnv,
+    term: SavedTerm,
+}
+
+impl Mailbox {
+    /// Copies `term` (a reference, or a wake message).
+    pub(crate) fn new(pid: LocalPid, term: Term<'_>) -> Self {
+        let env = OwnedEnv::new();
+        let term = env.save(term);
+        Self { pid, kept: Mutex::new(Kept { env, term }) }
+    }
+
+    /// Sends `{rabbitmq_stream_s3, Term, Event}`. A process that is gone gets nothing: its handles are closed anyway.
+    pub(crate) fn push(&self, event: impl for<'a> FnOnce(Env<'a>) -> Term<'a>) {
+        MESSAGE.with_borrow_mut(|message| {
+            let _ = message.send_and_clear(&self.pid, |env| {
+                let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let reference = kept.env.run(|owned| kept.term.load(owned).in_env(env));
+                (atoms::rabbitmq_stream_s3(), reference, event(env)).encode(env)
+            });
+        });
+    }
+
+    /// Sends the term as it is; can be done any number of times.
+    pub(crate) fn wake(&self) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.env.run(|env| {
+            // Without a message environment the VM copies the term, so ours stays.
+            let _ = env.send(&self.pid, kept.term.load(env));
+        });
+    }
+}
