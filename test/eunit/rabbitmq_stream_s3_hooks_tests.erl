@@ -41,7 +41,11 @@ cleanup(_) ->
     _ = whereis(rabbitmq_stream_s3_reconciler) =/= undefined andalso
         unregister(rabbitmq_stream_s3_reconciler),
     [ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS], ets:whereis(T) =/= undefined],
+    flush(),
     ?LOG:cleanup(ok).
+
+flush() ->
+    _ = announced() =:= none orelse flush().
 
 announced() ->
     receive

@@ -1,0 +1,163 @@
+%% Owns: what happens inside an osiris process when a log opens, when its retention changes and
+%% when retention is evaluated. Runs in processes that must never wait or fail because of us: every
+%% hook swallows its own errors, says so in the log, and only sends casts.
+%% Does not own: the readers of streams (rabbitmq_stream_s3_reconciler starts them), the deletion
+%% of segments (rabbitmq_stream_s3_local_retention).
+-module(rabbitmq_stream_s3_hooks).
+
+%% called by the wrappers in osiris_log
+-export([on_init/3, on_update_retention/2, evaluate_retention/2, first_offset/2, first_timestamp/2]).
+%% called by the shell
+-export([evaluate_local_retention/1, stream_id/1]).
+
+-include_lib("kernel/include/logger.hrl").
+-include("rabbitmq_stream_s3.hrl").
+
+-type member() :: writer | acceptor.
+-type info() :: #{
+    stream_id := binary(),
+    name := osiris:name(),
+    dir := file:filename_all(),
+    shared := atomics:atomics_ref(),
+    counter := counters:counters_ref(),
+    reference := term(),
+    epoch := osiris:epoch(),
+    retention := [osiris:retention_spec()],
+    leader_pid => pid()
+}.
+-export_type([member/0, info/0]).
+
+-doc """
+A log has been opened in the calling process. The manifest is marked pending here and not by the
+process that resolves it, because a consumer can attach as soon as this returns.
+""".
+-spec on_init(member(), osiris_log:config(), osiris_log:state()) -> ok.
+on_init(Type, Config, State) ->
+    guarded(on_init, fun() ->
+        #{stream_id := StreamId, dir := Dir} = Info = info(Config, State),
+        ok = mark_pending(StreamId, Dir),
+        gen_server:cast(rabbitmq_stream_s3_reconciler, {attach, Type, self(), Info})
+    end).
+
+-doc "The user's retention of the stream of the calling process has changed.".
+-spec on_update_retention([osiris:retention_spec()], osiris_log:state()) -> ok.
+on_update_retention(Specs, State) ->
+    guarded(on_update_retention, fun() ->
+        StreamId = stream_id(osiris_log:get_name(State)),
+        gen_server:cast(
+            rabbitmq_stream_s3_reconciler,
+            {update_retention, StreamId, self(), user_specs(Specs)}
+        )
+    end).
+
+-doc "Before the stock evaluation of the directory of a log: drops what the remote tier holds.".
+-spec evaluate_retention(file:filename_all(), [tuple()]) -> ok.
+evaluate_retention(Dir, _Specs) ->
+    guarded(evaluate_retention, fun() ->
+        case range(lookup(?DIRS, unicode:characters_to_binary(Dir))) of
+            #{next_offset := RemoteNext} ->
+                _ = rabbitmq_stream_s3_local_retention:trim(Dir, RemoteNext),
+                ok;
+            _ ->
+                ok
+        end
+    end).
+
+-doc """
+The first offset that a tracking snapshot may rely on. Osiris drops stored consumer offsets below
+it, so it has to be the first one of both tiers; not known yet means that nothing is dropped.
+""".
+-spec first_offset(osiris_log:state(), osiris:offset()) -> osiris:offset().
+first_offset(State, Local) ->
+    first_of_both(State, Local, first_offset).
+
+-doc "As first_offset/2, for stored timestamps.".
+-spec first_timestamp(osiris_log:state(), osiris:timestamp()) -> osiris:timestamp().
+first_timestamp(State, Local) ->
+    first_of_both(State, Local, first_timestamp).
+
+-doc """
+Asks osiris to evaluate the retention of a log now. Osiris would do so only when a segment is full
+and the user has set a bound; a persist can come much later, and the segments it covers go then.
+The calling process must outlive the evaluation.
+""".
+-spec evaluate_local_retention(info()) -> ok.
+evaluate_local_retention(#{name := Name, dir := Dir, retention := Retention} = Info) ->
+    %% Osiris ignores an empty list of specs. The wrapper removes ours again.
+    Specs = [{'fun', ?MODULE} | user_specs(Retention)],
+    osiris_retention:eval(Name, Dir, Specs, evaluated(Info)).
+
+-doc "The name under which native code and bucket know an osiris log.".
+-spec stream_id(osiris:name()) -> binary().
+stream_id(Name) when is_binary(Name) -> Name;
+stream_id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
+
+%% The same as osiris does after its own evaluations; without it the floor that readers see would
+%% stay below the first segment. Positions are those of osiris_log:counter_fields/0.
+evaluated(#{shared := Shared, counter := Counter}) ->
+    fun
+        ({{First, _}, FirstTimestamp, Segments}) when is_integer(First), is_integer(FirstTimestamp) ->
+            osiris_log_shared:set_first_chunk_id(Shared, First),
+            counters:put(Counter, 2, First),
+            counters:put(Counter, 3, FirstTimestamp),
+            counters:put(Counter, 5, Segments);
+        (_) ->
+            ok
+    end.
+
+info(#{name := Name, dir := Dir, epoch := Epoch} = Config, State) ->
+    Info = #{
+        stream_id => stream_id(Name),
+        name => Name,
+        dir => Dir,
+        shared => osiris_log:get_shared(State),
+        counter => osiris_log:counters_ref(State),
+        reference => maps:get(reference, Config, Name),
+        epoch => Epoch,
+        retention => user_specs(maps:get(retention, Config, []))
+    },
+    maps:merge(Info, maps:with([leader_pid], Config)).
+
+%% Cache row and native registry. A shell that is still starting has no tables yet: its discovery
+%% walks over this member later.
+mark_pending(StreamId, Dir) ->
+    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
+    rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId).
+
+first_of_both(State, Local, Key) ->
+    StreamId = stream_id(osiris_log:get_name(State)),
+    case lookup(?MANIFEST_CACHE, StreamId) of
+        {ok, #{first_offset := Same, next_offset := Same}} -> Local;
+        {ok, #{Key := Remote}} -> min(Local, Remote);
+        {ok, pending} -> 0;
+        none -> Local
+    end.
+
+range({ok, StreamId}) ->
+    case lookup(?MANIFEST_CACHE, StreamId) of
+        {ok, Range} -> Range;
+        none -> none
+    end;
+range(none) ->
+    none.
+
+lookup(Table, Key) ->
+    try ets:lookup(Table, Key) of
+        [{_, Value}] -> {ok, Value};
+        [] -> none
+    catch
+        error:badarg -> none
+    end.
+
+user_specs(Specs) ->
+    [Spec || Spec <- Specs, element(1, Spec) =/= 'fun'].
+
+guarded(Hook, Fun) ->
+    try
+        _ = Fun(),
+        ok
+    catch
+        Class:Reason:Stack ->
+            ?LOG_WARNING("stream_s3: hook ~s failed: ~p", [Hook, {Class, Reason, Stack}]),
+            ok
+    end.

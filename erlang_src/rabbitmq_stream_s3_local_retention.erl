@@ -1,0 +1,115 @@
+%% Owns: which local segments may go because the remote tier has them, and their deletion.
+%% Does not own: the user's retention (stock osiris evaluates it), what is durable (the caller
+%% says up to where), the floor that readers see (set from the result of the stock evaluation).
+-module(rabbitmq_stream_s3_local_retention).
+
+-export([init/0, trim/2, stats/0]).
+-export([surplus/2]).
+
+-include_lib("kernel/include/logger.hrl").
+
+-define(COUNTERS, {?MODULE, counters}).
+-define(LOCAL_SEGMENTS_DELETED, 1).
+%% Header and one record of an osiris index file.
+-define(NON_EMPTY_INDEX_BYTES, (8 + 29)).
+
+-type offset() :: non_neg_integer().
+
+-doc "Makes the counters of this node, once.".
+-spec init() -> ok.
+init() ->
+    case persistent_term:get(?COUNTERS, undefined) of
+        undefined -> persistent_term:put(?COUNTERS, counters:new(1, [write_concurrency]));
+        _ -> ok
+    end.
+
+-doc "Counters of this node since the first start of the plugin.".
+-spec stats() -> #{local_segments_deleted := non_neg_integer()}.
+stats() ->
+    case persistent_term:get(?COUNTERS, undefined) of
+        undefined -> #{local_segments_deleted => 0};
+        Ref -> #{local_segments_deleted => counters:get(Ref, ?LOCAL_SEGMENTS_DELETED)}
+    end.
+
+-doc """
+Deletes the leading segments of a log directory whose every offset is below RemoteNext, and returns
+how many. Never the active segment, never the last segment that holds a chunk.
+""".
+-spec trim(file:filename_all(), offset()) -> non_neg_integer().
+trim(Dir, RemoteNext) ->
+    Surplus = surplus(segments(Dir), RemoteNext),
+    ok = lists:foreach(fun(Offset) -> delete(Dir, Offset) end, Surplus),
+    case Surplus of
+        [] ->
+            0;
+        _ ->
+            Count = length(Surplus),
+            ok = count(Count),
+            ?LOG_DEBUG("stream_s3: ~b local segments below offset ~b deleted in ~ts", [
+                Count, RemoteNext, Dir
+            ]),
+            Count
+    end.
+
+-doc """
+First offsets of the segments that may go, of the sorted list of {FirstOffset, HasChunks}. A segment
+ends where the next one starts, so it is durable when the next one starts at or below RemoteNext.
+The last one with chunks stays: osiris finds its next offset in it.
+""".
+-spec surplus([{offset(), boolean()}], offset()) -> [offset()].
+surplus(Segments, RemoteNext) ->
+    case [Offset || {Offset, true} <- Segments] of
+        [] ->
+            [];
+        WithChunks ->
+            Last = lists:last(WithChunks),
+            leading([Offset || {Offset, _} <- Segments, Offset =< Last], RemoteNext)
+    end.
+
+leading([Offset, Next | Rest], RemoteNext) when Next =< RemoteNext ->
+    [Offset | leading([Next | Rest], RemoteNext)];
+leading(_, _) ->
+    [].
+
+segments(Dir) ->
+    case prim_file:list_dir(Dir) of
+        {ok, Names} ->
+            lists:sort(lists:append([segment(Dir, unicode:characters_to_list(N)) || N <- Names]));
+        {error, _} ->
+            []
+    end.
+
+segment(Dir, Name) ->
+    case {filename:extension(Name), string:to_integer(filename:rootname(Name))} of
+        {".index", {Offset, []}} when is_integer(Offset) ->
+            Bytes = filelib:file_size(filename:join(Dir, Name), prim_file),
+            [{Offset, Bytes >= ?NON_EMPTY_INDEX_BYTES}];
+        _ ->
+            []
+    end.
+
+%% Index first, as osiris does: a segment without an index is swept when the log is next opened,
+%% an index without a segment is not.
+delete(Dir, Offset) ->
+    lists:foreach(
+        fun(Extension) ->
+            Path = filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])),
+            case prim_file:delete(Path) of
+                ok ->
+                    ok;
+                {error, enoent} ->
+                    ok;
+                {error, Reason} ->
+                    ?LOG_WARNING("stream_s3: cannot delete ~ts: ~ts", [
+                        Path, file:format_error(Reason)
+                    ])
+            end
+        end,
+        ["index", "segment"]
+    ).
+
+count(Deleted) ->
+    case persistent_term:get(?COUNTERS, undefined) of
+        undefined -> ok;
+        Ref -> counters:add(Ref, ?LOCAL_SEGMENTS_DELETED, Deleted)
+    end.

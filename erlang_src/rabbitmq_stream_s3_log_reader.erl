@@ -1,0 +1,579 @@
+%% Owns: the log state that a consumer of a tiered stream holds, and which tier it reads from.
+%% Every such reader is ours, also one that only reads local segments: a stock reader silently
+%% steps over segments that tiering has deleted (it opens the segment named by the floor of the
+%% log). So each local read checks the floor before, and again at the chunk that stock is about to
+%% deliver; what the floor has passed is read from the remote tier, from where it was left.
+%% Does not own: reading itself. Local: a stock reader inside; remote:
+%% rabbitmq_stream_s3_remote_log. Where a consumer starts is decided by the native route/5.
+-module(rabbitmq_stream_s3_log_reader).
+
+%% called by the wrappers in osiris_log
+-export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
+-export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
+-export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
+
+-include_lib("kernel/include/logger.hrl").
+-include("rabbitmq_stream_s3.hrl").
+
+-record(reader, {
+    stream_id :: binary(),
+    tier :: undefined | {local, osiris_log:state()} | {remote, rabbitmq_stream_s3_remote_log:t()},
+    %% What opens a stock reader inside: counts nothing, since this reader does.
+    context :: map(),
+    shared :: atomics:atomics_ref(),
+    counter :: counters:counters_ref(),
+    counter_id :: term(),
+    count :: fun((integer()) -> term()),
+    transport :: tcp | ssl,
+    chunk_selector :: all | user_data,
+    filter :: undefined | osiris_bloom:mstate(),
+    %% Makes the owner try again; both kinds of consumer understand it.
+    wake :: term(),
+    timer :: undefined | reference(),
+    %% The last stock iterator came from this very stock reader: only then may it be handed back,
+    %% because it carries bytes of the file that it was made from.
+    chained = false :: boolean()
+}).
+
+-opaque state() :: {?MODULE, #reader{}}.
+-export_type([state/0]).
+
+%% Changes of tier and reopenings within one read, before the owner gets its turn again.
+-define(SWITCHES_MAX, 4).
+-define(OPEN_ATTEMPTS, 3).
+%% Nothing to do but try again: soon when chunks were skipped, less so when another must move.
+-define(MORE_MS, 5).
+-define(RETRY_MS, 100).
+-define(RESOLVE_TIMEOUT_MS, 5000).
+
+%%--------------------------------------------------------------------------------------------
+%% Opening
+
+-doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
+-spec init_offset_reader(osiris:offset_spec(), map()) ->
+    {ok, state() | osiris_log:state()} | {error, term()}.
+init_offset_reader(Spec, Context) ->
+    case tiered(Context) of
+        false ->
+            osiris_log:init_offset_reader(Spec, stock(Context));
+        {true, _, StreamId} ->
+            #reader{count = Count} = Reader0 = new(StreamId, Context),
+            case open(Spec, Reader0, local_first(Reader0), deadline(), ?OPEN_ATTEMPTS) of
+                {ok, Reader} ->
+                    _ = Count(1),
+                    {ok, {?MODULE, Reader}};
+                {error, _} = Error ->
+                    ok = delete_counter(Reader0),
+                    Error
+            end
+    end.
+
+-doc "The chunk id at which a reader with this spec would start.".
+-spec resolve_offset_spec(osiris:offset_spec(), map()) -> {ok, osiris:offset()} | {error, term()}.
+resolve_offset_spec(Spec, Context) ->
+    case tiered(Context) of
+        false ->
+            osiris_log:resolve_offset_spec(Spec, stock(Context));
+        {true, Engine, StreamId} ->
+            Deadline = deadline(),
+            #{shared := Shared} = Context,
+            First = osiris_log_shared:first_chunk_id(Shared),
+            case route(Engine, StreamId, Spec, Shared, First, Deadline) of
+                {local, LocalSpec} ->
+                    osiris_log:resolve_offset_spec(stock_spec(LocalSpec), stock(Context));
+                {remote, Start} ->
+                    Committed = osiris_log_shared:committed_chunk_id(Shared),
+                    first_chunk(Engine, StreamId, start(Spec, Start), Committed, Deadline);
+                {error, _} = Error ->
+                    Error
+            end
+    end.
+
+-doc """
+Takes over a stock reader that was opened before the hooks were there. Inner is that reader with
+its counting switched off.
+""".
+-spec adopt(osiris_log:state(), map()) -> {ok, state()} | false.
+adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
+    %% The stock state does not know whom to wake; osiris' table of its members does.
+    case ets:match(osiris_reader_context_cache, {'_', '_', Name, Shared, '$1', '_'}) of
+        [[Reference] | _] ->
+            #{
+                transport := Transport,
+                chunk_selector := Selector,
+                filter := Filter,
+                counter := Counter,
+                counter_id := CounterId
+            } = Parts,
+            Context = Parts#{
+                reference => Reference,
+                options => #{transport => Transport, chunk_selector => Selector}
+            },
+            case tiered(Context) of
+                {true, _, StreamId} ->
+                    Reader = new(StreamId, Context, Counter, CounterId, Filter),
+                    {ok, {?MODULE, Reader#reader{tier = {local, Inner}}}};
+                false ->
+                    false
+            end;
+        [] ->
+            false
+    end.
+
+tiered(#{name := Name}) ->
+    StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+    case persistent_term:get(?ENGINE, undefined) of
+        undefined ->
+            false;
+        Engine ->
+            case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+                none -> false;
+                _ -> {true, Engine, StreamId}
+            end
+    end.
+
+new(StreamId, Context) ->
+    Filter =
+        case Context of
+            #{options := #{filter_spec := FilterSpec}} -> osiris_bloom:init_matcher(FilterSpec);
+            _ -> undefined
+        end,
+    CounterId =
+        case Context of
+            #{counter_spec := {Id, _}} -> Id;
+            _ -> undefined
+        end,
+    new(StreamId, Context, osiris_log:make_counter(Context), CounterId, Filter).
+
+new(StreamId, Context, Counter, CounterId, Filter) ->
+    #{shared := Shared, readers_counter_fun := Count, options := Options} = Context,
+    Reference = maps:get(reference, Context, undefined),
+    Inner = maps:with([dir, name, shared, options], Context),
+    #reader{
+        stream_id = StreamId,
+        context = stock(Inner#{counter => Counter, readers_counter_fun => fun uncounted/1}),
+        shared = Shared,
+        counter = Counter,
+        counter_id = CounterId,
+        count = Count,
+        transport = maps:get(transport, Options, tcp),
+        chunk_selector = maps:get(chunk_selector, Options, user_data),
+        filter = Filter,
+        wake = {'$gen_cast', {queue_event, Reference, {osiris_offset, Reference, 0}}}
+    }.
+
+%% The wrapper hands a context with this mark to stock.
+stock(Context) ->
+    Context#{rabbitmq_stream_s3 => stock}.
+
+uncounted(_) ->
+    ok.
+
+open(_, _, _, _, 0) ->
+    {error, retries_exhausted};
+open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
+    Engine = persistent_term:get(?ENGINE, undefined),
+    case route(Engine, StreamId, Spec, Shared, First, Deadline) of
+        {remote, Start} ->
+            open_remote(start(Spec, Start), Start, Reader);
+        {local, LocalSpec} ->
+            case open_local(stock_spec(LocalSpec), Reader) of
+                {ok, Log} ->
+                    %% Segments may have gone since the route was made: ask again, for a local
+                    %% tier that begins where stock found its place.
+                    Landed = osiris_log:next_offset(Log),
+                    case route(Engine, StreamId, Spec, Shared, Landed, Deadline) of
+                        {local, _} ->
+                            {ok, Reader#reader{tier = {local, Log}}};
+                        _ ->
+                            ok = osiris_log:close(Log),
+                            open(Spec, Reader, Landed, Deadline, Left - 1)
+                    end;
+                {error, _} = Error ->
+                    Error
+            end;
+        {error, _} = Error ->
+            Error
+    end.
+
+open_local(Spec, #reader{context = Context}) ->
+    osiris_log:init_offset_reader(Spec, Context).
+
+open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
+    RemoteOptions = #{
+        next_offset => Next,
+        chunk_selector => Reader#reader.chunk_selector,
+        filter => Reader#reader.filter,
+        counter => Reader#reader.counter,
+        wake => Reader#reader.wake
+    },
+    case persistent_term:get(?ENGINE, undefined) of
+        undefined ->
+            {error, closed};
+        Engine ->
+            case rabbitmq_stream_s3_remote_log:open(Engine, StreamId, Start, RemoteOptions) of
+                {ok, Remote} -> {ok, Reader#reader{tier = {remote, Remote}, chained = false}};
+                {error, _} = Error -> Error
+            end
+    end.
+
+%% A manifest that is not known yet is waited for, so that "unknown" never looks like "not there".
+route(undefined, _, _, _, _, _) ->
+    {error, unavailable};
+route(Engine, StreamId, Spec, Shared, First, Deadline) ->
+    LocalNext = osiris_log_shared:committed_offset(Shared) + 1,
+    case rabbitmq_stream_s3_nif:route(Engine, StreamId, native_spec(Spec), First, LocalNext) of
+        pending ->
+            case await_manifest(Engine, StreamId, Deadline) of
+                ok -> route(Engine, StreamId, Spec, Shared, First, Deadline);
+                {error, _} = Error -> Error
+            end;
+        Route ->
+            Route
+    end.
+
+native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
+native_spec(Spec) -> Spec.
+
+stock_spec({offset, Offset}) -> Offset;
+stock_spec(Spec) -> Spec.
+
+start({timestamp, _} = Spec, _) -> Spec;
+start(_, Offset) -> {offset, Offset}.
+
+deadline() ->
+    Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout, ?RESOLVE_TIMEOUT_MS),
+    erlang:monotonic_time(millisecond) + Timeout.
+
+await_manifest(Engine, StreamId, Deadline) ->
+    aside(Deadline, fun() ->
+        Ref = make_ref(),
+        ok = rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId),
+        receive
+            {rabbitmq_stream_s3, Ref, resolved} -> ok
+        end
+    end).
+
+first_chunk(Engine, StreamId, Start, Committed, Deadline) ->
+    aside(Deadline, fun() ->
+        case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
+            {ok, Handle} -> first_chunk(Handle, Committed);
+            {error, _} = Error -> Error
+        end
+    end).
+
+first_chunk(Handle, Committed) ->
+    case rabbitmq_stream_s3_nif:reader_read(Handle, Committed) of
+        {chunk, #{chunk_id := ChunkId}, _, _, _} ->
+            {ok, ChunkId};
+        wait ->
+            receive
+                wake -> first_chunk(Handle, Committed)
+            end;
+        {local, Next} ->
+            {ok, Next};
+        {error, Kind, _} ->
+            {error, {stream_s3, Kind}}
+    end.
+
+%% Runs a wait for native messages in a process of its own: a message that comes after the
+%% deadline must not end up in the mailbox of a connection.
+aside(Deadline, Fun) ->
+    {Pid, Monitor} = spawn_monitor(fun() -> exit({aside, Fun()}) end),
+    receive
+        {'DOWN', Monitor, process, Pid, {aside, Result}} -> Result;
+        {'DOWN', Monitor, process, Pid, _} -> {error, unavailable}
+    after max(0, Deadline - erlang:monotonic_time(millisecond)) ->
+        exit(Pid, kill),
+        true = erlang:demonitor(Monitor, [flush]),
+        {error, unavailable}
+    end.
+
+%%--------------------------------------------------------------------------------------------
+%% Reading
+
+-doc "As osiris_log:send_file/3. Never waits for the remote tier: no bytes yet is end_of_stream.".
+-spec send_file(gen_tcp:socket() | ssl:socket(), state(), fun((map(), pos_integer()) -> iodata())) ->
+    {ok, state()} | {end_of_stream, state()} | {error, term()}.
+send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
+    #reader{transport = Transport, chunk_selector = Selector} = Reader,
+    Local = fun(Log, _Chained, Guard) ->
+        osiris_log:send_file(Socket, Log, fun(#{chunk_id := Id} = Header, Size) ->
+            ok = Guard(Id),
+            Callback(Header, Size)
+        end)
+    end,
+    Deliver = fun(Header, Data, Trailer, Next) ->
+        {Size, Body} = body(Header, Data, Trailer, Selector),
+        #{header_data := HeaderData} = Header,
+        Frame = Callback(Header, Size + byte_size(HeaderData)),
+        case send(Transport, Socket, [Frame, HeaderData | Body]) of
+            ok -> {ok, {?MODULE, Next}};
+            {error, _} = Error -> Error
+        end
+    end,
+    read(Reader, Local, Deliver, ?SWITCHES_MAX).
+
+%% Stock leaves the trailer (tracking data) of a user chunk out, unless all chunks are wanted.
+body(#{type := 0}, Data, _, user_data) ->
+    {byte_size(Data), [Data]};
+body(_, Data, Trailer, _) ->
+    {byte_size(Data) + byte_size(Trailer), [Data, Trailer]}.
+
+send(tcp, Socket, Data) -> gen_tcp:send(Socket, Data);
+send(ssl, Socket, Data) -> ssl:send(Socket, Data).
+
+-doc false.
+-spec chunk_iterator(state(), pos_integer() | all) ->
+    {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
+chunk_iterator(State, Credit) ->
+    chunk_iterator(State, Credit, undefined).
+
+-doc "As osiris_log:chunk_iterator/3. Never waits for the remote tier.".
+-spec chunk_iterator(state(), pos_integer() | all, term()) ->
+    {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
+chunk_iterator({?MODULE, Reader}, Credit, Previous) ->
+    Local = fun(Log, Chained, Guard) ->
+        case stock_iterator(Log, Credit, Previous, Chained) of
+            {ok, #{chunk_id := Id}, _, Next} = Chunk ->
+                try Guard(Id) of
+                    ok -> Chunk
+                catch
+                    throw:?MODULE ->
+                        ok = osiris_log:close(Next),
+                        throw(?MODULE)
+                end;
+            Other ->
+                Other
+        end
+    end,
+    Deliver = fun(Header, Data, _Trailer, Next) ->
+        Iterator = rabbitmq_stream_s3_remote_log:iterator(Header, Data),
+        {ok, Header, Iterator, {?MODULE, Next}}
+    end,
+    read(Reader, Local, Deliver, ?SWITCHES_MAX).
+
+stock_iterator(Log, Credit, Previous, Chained) ->
+    %% osiris 1.8 has no third argument.
+    case erlang:function_exported(osiris_log, chunk_iterator, 3) of
+        true when Chained -> osiris_log:chunk_iterator(Log, Credit, Previous);
+        true -> osiris_log:chunk_iterator(Log, Credit, undefined);
+        false -> osiris_log:chunk_iterator(Log, Credit)
+    end.
+
+-doc "As osiris_log:iterator_next/1, for iterators of chunks of the remote tier.".
+-spec iterator_next(rabbitmq_stream_s3_remote_log:iterator()) ->
+    end_of_chunk
+    | {{osiris:offset(), osiris:entry()}, rabbitmq_stream_s3_remote_log:iterator()}.
+iterator_next(Iterator) ->
+    rabbitmq_stream_s3_remote_log:iterator_next(Iterator).
+
+%% Local reads with stock and Deliver a chunk of the remote tier; the rest is the same for both
+%% kinds of consumer.
+read(Reader, _, _, 0) ->
+    retry_later(Reader);
+read(#reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
+    Next = osiris_log:next_offset(Log),
+    case local_first(Reader) =< Next of
+        true -> read_local(Log, Next, Reader, Local, Deliver, Left);
+        false -> below_floor(Next, Reader, Local, Deliver, Left)
+    end;
+read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
+    Committed = osiris_log_shared:committed_chunk_id(Reader0#reader.shared),
+    case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
+        {chunk, Header, Data, Trailer, Remote} ->
+            Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}});
+        {wait, Remote} ->
+            {end_of_stream, {?MODULE, Reader0#reader{tier = {remote, Remote}}}};
+        {more, Remote} ->
+            try_again(?MORE_MS, Reader0#reader{tier = {remote, Remote}});
+        {local, Next, Remote} ->
+            Reader = Reader0#reader{tier = {remote, Remote}},
+            become_local(Next, Reader, Local, Deliver, Left);
+        {error, Kind, Text} ->
+            failed(Kind, Text, Reader0)
+    end.
+
+read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left) ->
+    Guard = fun(ChunkId) ->
+        %% The chunk that is next cannot be a jump. Another one may follow skipped chunks, or be
+        %% the first one above a floor that passed us: then the floor is above Next now.
+        case ChunkId =:= Next orelse local_first(Reader) =< Next of
+            true -> ok;
+            false -> throw(?MODULE)
+        end
+    end,
+    try Local(Log0, Chained, Guard) of
+        {ok, Log} ->
+            {ok, {?MODULE, Reader#reader{tier = {local, Log}}}};
+        {ok, Header, Iterator, Log} ->
+            {ok, Header, Iterator, {?MODULE, Reader#reader{tier = {local, Log}, chained = true}}};
+        {end_of_stream, Log} ->
+            end_of_local(Next, Log, Reader, Local, Deliver, Left);
+        Other ->
+            Other
+    catch
+        throw:?MODULE -> below_floor(Next, Reader, Local, Deliver, Left)
+    end.
+
+%% Nothing more here: the end of the log, or a segment that has just been deleted, before (the
+%% file is not there) or after (stock stepped over it and wanted no chunk up to the end) the floor
+%% moved.
+end_of_local(Next0, Log, Reader0, Local, Deliver, Left) ->
+    Next = osiris_log:next_offset(Log),
+    Reader = Reader0#reader{tier = {local, Log}},
+    case {local_first(Reader) =< Next0, readable(Next, Reader)} of
+        {false, _} ->
+            %% Reader0 keeps the place, even if its file is closed: below the floor only that counts.
+            ok = osiris_log:close(Log),
+            below_floor(Next0, Reader0, Local, Deliver, Left);
+        {true, false} ->
+            {end_of_stream, {?MODULE, Reader}};
+        {true, true} ->
+            case remote_range(Reader) of
+                {ok, First, RemoteNext} when First =< Next, Next < RemoteNext ->
+                    become_remote(Next, Reader, Local, Deliver, Left);
+                pending ->
+                    retry_later(Reader);
+                _ ->
+                    {end_of_stream, {?MODULE, Reader}}
+            end
+    end.
+
+readable(Next, #reader{shared = Shared}) ->
+    osiris_log_shared:committed_chunk_id(Shared) >= Next andalso
+        osiris_log_shared:last_chunk_id(Shared) >= Next.
+
+%% The local log begins above Next. Trimmed by tiering: the remote tier has it. Trimmed by the
+%% user's retention: it is gone from both, and the reader goes on at the floor, as in stock.
+below_floor(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
+    Floor = local_first(Reader),
+    case remote_range(Reader) of
+        {ok, First, RemoteNext} when First < RemoteNext, Next < RemoteNext, First < Floor ->
+            become_remote(max(First, Next), Reader, Local, Deliver, Left);
+        {error, Kind} ->
+            failed(Kind, <<"the plugin is off and local segments are gone">>, Reader);
+        pending ->
+            retry_later(Reader);
+        _ ->
+            ok = osiris_log:close(Log),
+            case open_local(Next, Reader) of
+                {ok, Reopened} ->
+                    Local1 = Reader#reader{tier = {local, Reopened}, chained = false},
+                    read(Local1, Local, Deliver, Left - 1);
+                {error, _} = Error ->
+                    Error
+            end
+    end.
+
+become_remote(Next, #reader{tier = {local, Log}} = Reader0, Local, Deliver, Left) ->
+    case open_remote({offset, Next}, Next, Reader0) of
+        {ok, Reader} ->
+            ok = osiris_log:close(Log),
+            read(Reader, Local, Deliver, Left - 1);
+        {error, busy} ->
+            retry_later(Reader0);
+        {error, Kind} ->
+            failed(Kind, <<"cannot read from the remote tier">>, Reader0)
+    end.
+
+%% The remote tier ends at Next. The local reader must begin exactly there.
+become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    case open_local(Next, Reader) of
+        {ok, Log} ->
+            case fits(osiris_log:next_offset(Log), Next, Reader) of
+                true ->
+                    ok = rabbitmq_stream_s3_remote_log:close(Remote),
+                    Opened = Reader#reader{tier = {local, Log}, chained = false},
+                    read(Opened, Local, Deliver, Left - 1);
+                again ->
+                    ok = osiris_log:close(Log),
+                    read(Reader, Local, Deliver, Left - 1);
+                later ->
+                    ok = osiris_log:close(Log),
+                    retry_later(Reader)
+            end;
+        {error, _} ->
+            retry_later(Reader)
+    end.
+
+fits(Next, Next, _) ->
+    true;
+fits(Landed, Next, _) when Landed < Next ->
+    %% A replica that is behind.
+    later;
+fits(_, Next, Reader) ->
+    %% The floor is above Next. Tiering moves the manifest before it trims, so a manifest that
+    %% still does not reach beyond Next means that the user's retention dropped it.
+    case remote_range(Reader) of
+        {ok, _, RemoteNext} when Next < RemoteNext -> again;
+        {ok, _, _} -> true;
+        none -> true;
+        _ -> later
+    end.
+
+remote_range(#reader{stream_id = StreamId}) ->
+    case persistent_term:get(?ENGINE, undefined) of
+        undefined -> {error, closed};
+        Engine -> rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId)
+    end.
+
+local_first(#reader{shared = Shared}) ->
+    osiris_log_shared:first_chunk_id(Shared).
+
+retry_later(Reader) ->
+    try_again(?RETRY_MS, Reader).
+
+%% At most one wake-up of our own is under way, or each of them would cause two more: the stream
+%% protocol asks twice before it believes the end of a stream.
+try_again(Ms, #reader{timer = Timer, wake = Wake} = Reader) ->
+    case Timer =:= undefined orelse erlang:read_timer(Timer) =:= false of
+        true ->
+            {end_of_stream, {?MODULE, Reader#reader{timer = erlang:send_after(Ms, self(), Wake)}}};
+        false ->
+            {end_of_stream, {?MODULE, Reader}}
+    end.
+
+%% A failed reader fails again on every credit: said once.
+failed(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
+    case put({?MODULE, CounterId}, Kind) of
+        Kind ->
+            ok;
+        _ ->
+            ?LOG_ERROR("stream_s3: ~ts: consumer stopped at offset ~b: ~s: ~ts", [
+                StreamId, next(Reader), Kind, Text
+            ])
+    end,
+    {error, {stream_s3, Kind}}.
+
+%%--------------------------------------------------------------------------------------------
+%% Getters and the end
+
+-spec next_offset(state()) -> osiris:offset().
+next_offset({?MODULE, Reader}) ->
+    next(Reader).
+
+next(#reader{tier = {local, Log}}) -> osiris_log:next_offset(Log);
+next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:next_offset(Remote).
+
+-spec committed_offset(state()) -> integer().
+committed_offset({?MODULE, #reader{shared = Shared}}) ->
+    osiris_log_shared:committed_offset(Shared).
+
+-spec committed_chunk_id(state()) -> integer().
+committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->
+    osiris_log_shared:committed_chunk_id(Shared).
+
+-spec close(state()) -> ok.
+close({?MODULE, #reader{tier = Tier, timer = Timer, count = Count} = Reader}) ->
+    case Tier of
+        {local, Log} -> ok = osiris_log:close(Log);
+        {remote, Remote} -> ok = rabbitmq_stream_s3_remote_log:close(Remote)
+    end,
+    _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
+    _ = erase({?MODULE, Reader#reader.counter_id}),
+    _ = Count(-1),
+    delete_counter(Reader).
+
+delete_counter(#reader{counter_id = undefined}) -> ok;
+delete_counter(#reader{counter_id = CounterId}) -> osiris_counters:delete(CounterId).

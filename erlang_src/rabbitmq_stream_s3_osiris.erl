@@ -1,0 +1,178 @@
+%% Owns: the way into osiris. Attaches the plugin's hooks to the osiris of the running node and
+%% detaches them. Uses osiris' own hooks where they exist; otherwise adds them to the loaded
+%% osiris_log from its abstract code, at most once in the life of a node.
+%% Does not own: what the wrappers look like (rabbitmq_stream_s3_osiris_forms), what they call
+%% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
+-module(rabbitmq_stream_s3_osiris).
+
+-export([attach/0, detach/0, status/0]).
+-export([instrumented/1]).
+
+-include_lib("kernel/include/logger.hrl").
+
+-type reason() ::
+    osiris_missing
+    | debug_info_unreadable
+    | changed_on_disk
+    | restart_needed
+    | unknown_shape
+    | compile_failed
+    | load_failed.
+
+-define(MARK, rabbitmq_stream_s3).
+-define(HOOKS, rabbitmq_stream_s3_hooks).
+-define(READER, rabbitmq_stream_s3_log_reader).
+
+-doc """
+Attaches the hooks. Idempotent. On an error the running osiris is as it was, and the text says
+what was found.
+""".
+-spec attach() -> ok | {error, {reason(), binary()}}.
+attach() ->
+    %% Two callers must not both load.
+    global:trans({?MODULE, self()}, fun attach_locked/0, [node()]).
+
+-doc "Unsets the hooks. The added code stays and then behaves as stock; open readers stay ours.".
+-spec detach() -> ok.
+detach() ->
+    ok = application:unset_env(osiris, log_hooks),
+    ok = application:unset_env(osiris, log_reader).
+
+-doc "How this node is hooked, for the status command.".
+-spec status() -> #{mode := native | instrumented | untouched, attached := boolean()}.
+status() ->
+    Mode =
+        case {native(), installed_version()} of
+            {true, _} -> native;
+            {false, none} -> untouched;
+            {false, _} -> instrumented
+        end,
+    #{mode => Mode, attached => application:get_env(osiris, log_reader) =:= {ok, ?READER}}.
+
+attach_locked() ->
+    %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.
+    _ = [code:ensure_loaded(M) || M <- [?HOOKS, ?READER]],
+    ok = rabbitmq_stream_s3_local_retention:init(),
+    maybe
+        {module, _} ?= code:ensure_loaded(osiris_log),
+        ok ?= neighbours(),
+        ok ?= install(native(), installed_version()),
+        ok = application:set_env(osiris, log_reader, ?READER),
+        ok = application:set_env(osiris, log_hooks, ?HOOKS)
+    else
+        {error, {Reason, Text}} when is_atom(Reason) ->
+            {error, {Reason, unicode:characters_to_binary(Text)}};
+        {error, What} ->
+            {error, {osiris_missing, format("osiris_log cannot be loaded: ~p", [What])}}
+    end.
+
+native() ->
+    code:which(osiris_log_hooks) =/= non_existing andalso
+        code:which(osiris_log_reader) =/= non_existing.
+
+installed_version() ->
+    case code:is_loaded(osiris_log) of
+        false ->
+            none;
+        {file, _} ->
+            proplists:get_value(?MARK, osiris_log:module_info(attributes), none)
+    end.
+
+install(true, _) ->
+    %% A callback that we do not export would crash a log when it is first called.
+    Missing = [
+        {Behaviour, Callback}
+     || {Behaviour, Module} <- [{osiris_log_hooks, ?HOOKS}, {osiris_log_reader, ?READER}],
+        Callback <- Behaviour:behaviour_info(callbacks),
+        not lists:member(Callback, Module:module_info(exports))
+    ],
+    case Missing of
+        [] -> ok;
+        _ -> {error, {unknown_shape, format("osiris wants unknown callbacks: ~p", [Missing])}}
+    end;
+install(false, none) ->
+    maybe
+        {ok, File, Forms} ?= abstract_code(),
+        {ok, Binary} ?= instrumented(Forms),
+        ok ?= load(File, Binary),
+        ?LOG_INFO("stream_s3: added hooks to the running osiris_log (~ts)", [File]),
+        ok
+    end;
+install(false, [Installed]) ->
+    case rabbitmq_stream_s3_osiris_forms:version() of
+        Installed ->
+            ok;
+        Wanted ->
+            {error,
+                {restart_needed,
+                    format("osiris_log carries hooks of version ~p, this plugin needs ~p", [
+                        Installed, Wanted
+                    ])}}
+    end.
+
+%% What log reader and hooks call outside osiris_log.
+neighbours() ->
+    Calls = [
+        {osiris_log_shared, first_chunk_id, 1},
+        {osiris_log_shared, last_chunk_id, 1},
+        {osiris_log_shared, committed_chunk_id, 1},
+        {osiris_log_shared, committed_offset, 1},
+        {osiris_log_shared, set_first_chunk_id, 2},
+        {osiris_counters, delete, 1},
+        {osiris_bloom, init_matcher, 1},
+        {osiris_bloom, is_match, 2},
+        {osiris_retention, eval, 4}
+    ],
+    _ = [code:ensure_loaded(M) || {M, _, _} <- Calls],
+    case [MFA || {M, F, A} = MFA <- Calls, not erlang:function_exported(M, F, A)] of
+        [] -> ok;
+        Missing -> {error, {unknown_shape, format("osiris lacks ~p", [Missing])}}
+    end.
+
+abstract_code() ->
+    case code:get_object_code(osiris_log) of
+        error ->
+            {error, {debug_info_unreadable, "no osiris_log.beam in the code path"}};
+        {osiris_log, Binary, File} ->
+            {ok, {osiris_log, Md5}} = beam_lib:md5(Binary),
+            case osiris_log:module_info(md5) of
+                Md5 -> abstract_code(File, Binary);
+                _ -> {error, {changed_on_disk, [File, " is not the osiris_log that runs"]}}
+            end
+    end.
+
+abstract_code(File, Binary) ->
+    case beam_lib:chunks(Binary, [abstract_code]) of
+        {ok, {osiris_log, [{abstract_code, {raw_abstract_v1, Forms}}]}} -> {ok, File, Forms};
+        _ -> {error, {debug_info_unreadable, [File, " has no debug info"]}}
+    end.
+
+-doc false.
+-spec instrumented(rabbitmq_stream_s3_osiris_forms:forms()) ->
+    {ok, binary()} | {error, {reason(), unicode:chardata()}}.
+instrumented(Forms) ->
+    case rabbitmq_stream_s3_osiris_forms:instrument(?MARK, Forms) of
+        {ok, Hooked} ->
+            case compile:forms(Hooked, [return_errors]) of
+                {ok, osiris_log, Binary} -> {ok, Binary};
+                Failed -> {error, {compile_failed, format("osiris_log: ~p", [Failed])}}
+            end;
+        {error, Problems} ->
+            {error, {unknown_shape, ["osiris_log: ", lists:join(", ", Problems)]}}
+    end.
+
+load(File, Binary) ->
+    %% Loading turns the stock code into old code and drops what is old now; a process that still
+    %% runs older code would be killed, so leave it alone then.
+    case erlang:check_old_code(osiris_log) =:= false orelse code:soft_purge(osiris_log) of
+        true ->
+            case code:load_binary(osiris_log, File, Binary) of
+                {module, osiris_log} -> ok;
+                {error, What} -> {error, {load_failed, format("osiris_log: ~p", [What])}}
+            end;
+        false ->
+            {error, {restart_needed, "processes still run an older osiris_log"}}
+    end.
+
+format(Format, Args) ->
+    io_lib:format(Format, Args).

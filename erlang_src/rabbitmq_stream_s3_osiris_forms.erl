@@ -1,0 +1,256 @@
+%% Owns: the shape that osiris_log must have, and the change of its abstract code that adds the
+%% hooks. Pure: forms in, forms out.
+%% Does not own: reading, compiling or loading the module (rabbitmq_stream_s3_osiris), nor what
+%% a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
+%%
+%% A hooked function keeps its body under the name '$stock_<name>'; the old name becomes a
+%% wrapper. Calls inside the module go to the wrapper too: init/1 and init_acceptor/3 reach the
+%% hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
+-module(rabbitmq_stream_s3_osiris_forms).
+
+-export([instrument/2, version/0]).
+
+-type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
+-export_type([forms/0]).
+
+%% Bump when a wrapper changes: code of another version needs a restart of the node.
+-define(VERSION, 1).
+
+-doc "The version of the wrappers that instrument/2 adds.".
+-spec version() -> pos_integer().
+version() ->
+    ?VERSION.
+
+-doc """
+Adds the hooks, and the attribute Mark with the version, to the forms of osiris_log. Refuses with
+the list of everything that is not as expected.
+""".
+-spec instrument(atom(), forms()) -> {ok, forms()} | {error, [unicode:chardata()]}.
+instrument(Mark, Forms) ->
+    case plan(Forms) of
+        {Hooks, []} ->
+            {ok, rewrite(Mark, Hooks, Forms)};
+        {_, Problems} ->
+            {error, Problems}
+    end.
+
+%% Every group lists arities that may carry the hook, best first; the first one present gets it.
+known() ->
+    [
+        {must, init, [2]},
+        {must, init_offset_reader, [2]},
+        {must, evaluate_retention, [2]},
+        {must, update_retention, [2]},
+        {must, first_offset, [1]},
+        {must, first_timestamp, [1]},
+        {must, next_offset, [1]},
+        {must, committed_offset, [1]},
+        {must, committed_chunk_id, [1]},
+        {must, close, [1]},
+        {must, send_file, [3]},
+        {must, chunk_iterator, [3, 2]},
+        {must, iterator_next, [1]},
+        {may, resolve_offset_spec, [2]}
+    ].
+
+%% Functions that the plugin calls and does not hook.
+called() ->
+    [
+        {get_shared, 1},
+        {get_name, 1},
+        {counters_ref, 1},
+        {make_counter, 1},
+        {init_acceptor, 3},
+        {init, 1}
+    ].
+
+plan(Forms) ->
+    Exported = lists:append([Fs || {attribute, _, export, Fs} <- Forms]),
+    Defined = [{N, A} || {function, _, N, A, _} <- Forms],
+    Present = fun(F) -> lists:member(F, Exported) andalso lists:member(F, Defined) end,
+    Plan = fun({Need, Name, Arities}, {Hooks, Problems}) ->
+        case {[{Name, A} || A <- Arities, Present({Name, A})], Need} of
+            {[Hook | _], _} -> {[Hook | Hooks], Problems};
+            {[], may} -> {Hooks, Problems};
+            {[], must} -> {Hooks, [missing({Name, hd(Arities)}) | Problems]}
+        end
+    end,
+    {Hooks, Missing} = lists:foldl(Plan, {[], []}, known()),
+    Problems =
+        lists:reverse(Missing) ++
+            [missing(F) || F <- called(), not Present(F)] ++
+            [bypass(F) || F <- [{init, 1}, {init_acceptor, 3}], not calls_init(F, Forms)] ++
+            records(Forms),
+    {Hooks, Problems}.
+
+missing({Name, Arity}) ->
+    io_lib:format("no exported function ~s/~b", [Name, Arity]).
+
+bypass({Name, Arity}) ->
+    io_lib:format("~s/~b does not go through init/2", [Name, Arity]).
+
+calls_init({Name, Arity}, Forms) ->
+    lists:any(
+        fun(Clauses) -> calls(init, 2, Clauses) end,
+        [Cs || {function, _, N, A, Cs} <- Forms, N =:= Name, A =:= Arity]
+    ).
+
+calls(Name, Arity, {call, _, {atom, _, Name}, Args}) when length(Args) =:= Arity -> true;
+calls(Name, Arity, T) when is_tuple(T) -> calls(Name, Arity, tuple_to_list(T));
+calls(Name, Arity, [H | T]) -> calls(Name, Arity, H) orelse calls(Name, Arity, T);
+calls(_, _, _) -> false.
+
+%% The fields by which a stock reader is recognised and taken over (see the wrapper of send_file).
+records(Forms) ->
+    Wanted = [
+        {osiris_log, [cfg, mode]},
+        {cfg, [directory, name, counter, counter_id, readers_counter_fun, shared]},
+        {read, [type, transport, chunk_selector, filter]}
+    ],
+    [
+        io_lib:format("record ~s has no field ~s", [Record, Field])
+     || {Record, Fields} <- Wanted,
+        Field <- Fields,
+        not lists:member(Field, fields(Record, Forms))
+    ].
+
+fields(Record, Forms) ->
+    lists:append([
+        [field_name(F) || F <- Fs]
+     || {attribute, _, record, {R, Fs}} <- Forms, R =:= Record
+    ]).
+
+field_name({typed_record_field, Field, _}) -> field_name(Field);
+field_name({record_field, _, {atom, _, Name}}) -> Name;
+field_name({record_field, _, {atom, _, Name}, _}) -> Name.
+
+rewrite(Mark, Hooks, Forms) ->
+    Attribute = {attribute, erl_anno:new(0), Mark, ?VERSION},
+    Wrappers = [parse(Text) || Text <- [adopt() | [wrapper(H) || H <- Hooks]]],
+    lists:flatmap(
+        fun
+            ({attribute, _, module, _} = Form) -> [Form, Attribute];
+            ({eof, _} = Form) -> Wrappers ++ [Form];
+            ({function, A, Name, Arity, Clauses} = Form) ->
+                case lists:member({Name, Arity}, Hooks) of
+                    true -> [{function, A, stock(Name), Arity, Clauses}];
+                    false -> [Form]
+                end;
+            (Form) -> [Form]
+        end,
+        Forms
+    ).
+
+stock(Name) ->
+    list_to_atom("$stock_" ++ atom_to_list(Name)).
+
+parse(Text) ->
+    {ok, Tokens, _} = erl_scan:string(lists:flatten(Text)),
+    {ok, Form} = erl_parse:parse_form(Tokens),
+    Form.
+
+%% Cold functions ask the application environment, so that unset variables mean stock.
+wrapper({init, 2}) ->
+    "init(Config, Type) ->"
+    "    State = '$stock_init'(Config, Type),"
+    "    case application:get_env(osiris, log_hooks) of"
+    "        {ok, Hooks} ->"
+    "            _ = try Hooks:on_init(Type, Config, State) catch error:undef -> ok end,"
+    "            State;"
+    "        undefined -> State"
+    "    end.";
+wrapper({update_retention, 2}) ->
+    "update_retention(Specs, State0) ->"
+    "    State = '$stock_update_retention'(Specs, State0),"
+    "    case application:get_env(osiris, log_hooks) of"
+    "        {ok, Hooks} ->"
+    "            _ = try Hooks:on_update_retention(Specs, State) catch error:undef -> ok end,"
+    "            State;"
+    "        undefined -> State"
+    "    end.";
+wrapper({evaluate_retention, 2}) ->
+    %% Our own spec may still sit in a timer of osiris_retention after the plugin was disabled.
+    "evaluate_retention(Dir, Specs) ->"
+    "    _ = case application:get_env(osiris, log_hooks) of"
+    "        {ok, Hooks} ->"
+    "            try Hooks:evaluate_retention(Dir, Specs) catch error:undef -> ok end;"
+    "        undefined -> ok"
+    "    end,"
+    "    '$stock_evaluate_retention'(Dir, [S || S <- Specs, element(1, S) =/= 'fun']).";
+wrapper({Name, 1}) when Name =:= first_offset; Name =:= first_timestamp ->
+    io_lib:format(
+        "~s(State) ->"
+        "    Local = '$stock_~s'(State),"
+        "    case application:get_env(osiris, log_hooks) of"
+        "        {ok, Hooks} -> try Hooks:~s(State, Local) catch error:undef -> Local end;"
+        "        undefined -> Local"
+        "    end.",
+        [Name, Name, Name]
+    );
+wrapper({Name, 2}) when Name =:= init_offset_reader; Name =:= resolve_offset_spec ->
+    io_lib:format(
+        "~s(Spec, #{rabbitmq_stream_s3 := stock} = Context) ->"
+        "    '$stock_~s'(Spec, Context);"
+        "~s(Spec, Context) ->"
+        "    case application:get_env(osiris, log_reader) of"
+        "        {ok, Reader} -> Reader:~s(Spec, Context);"
+        "        undefined -> '$stock_~s'(Spec, Context)"
+        "    end.",
+        [Name, Name, Name, Name, Name]
+    );
+%% Hot functions match our own tuple and nothing else.
+wrapper({send_file, 3}) ->
+    "send_file(Socket, {rabbitmq_stream_s3_log_reader, _} = State, Callback) ->"
+    "    rabbitmq_stream_s3_log_reader:send_file(Socket, State, Callback);"
+    "send_file(Socket, #osiris_log{cfg = #cfg{counter_id = Id}, mode = #read{type = offset}}"
+    "          = State, Callback) when Id =/= undefined ->"
+    "    case '$adopt'(State) of"
+    "        {ok, Ours} -> rabbitmq_stream_s3_log_reader:send_file(Socket, Ours, Callback);"
+    "        false -> '$stock_send_file'(Socket, State, Callback)"
+    "    end;"
+    "send_file(Socket, State, Callback) -> '$stock_send_file'(Socket, State, Callback).";
+wrapper({chunk_iterator, Arity}) ->
+    Rest = lists:append([", A" ++ integer_to_list(N) || N <- lists:seq(2, Arity)]),
+    io_lib:format(
+        "chunk_iterator({rabbitmq_stream_s3_log_reader, _} = State~s) ->"
+        "    rabbitmq_stream_s3_log_reader:chunk_iterator(State~s);"
+        "chunk_iterator(#osiris_log{cfg = #cfg{counter_id = Id}, mode = #read{type = offset}}"
+        "               = State~s) when Id =/= undefined ->"
+        "    case '$adopt'(State) of"
+        "        {ok, Ours} -> rabbitmq_stream_s3_log_reader:chunk_iterator(Ours~s);"
+        "        false -> '$stock_chunk_iterator'(State~s)"
+        "    end;"
+        "chunk_iterator(State~s) -> '$stock_chunk_iterator'(State~s).",
+        [Rest, Rest, Rest, Rest, Rest, Rest, Rest]
+    );
+wrapper({iterator_next, 1}) ->
+    "iterator_next({rabbitmq_stream_s3_iterator, _, _} = Iterator) ->"
+    "    rabbitmq_stream_s3_log_reader:iterator_next(Iterator);"
+    "iterator_next(Iterator) -> '$stock_iterator_next'(Iterator).";
+wrapper({Name, 1}) ->
+    io_lib:format(
+        "~s({rabbitmq_stream_s3_log_reader, _} = State) ->"
+        "    rabbitmq_stream_s3_log_reader:~s(State);"
+        "~s(State) -> '$stock_~s'(State).",
+        [Name, Name, Name, Name]
+    ).
+
+%% Readers opened before the hooks were there would skip what tiering trims: they are taken over
+%% on their next read. Readers of ours hold a stock reader without a counter id, so they never
+%% match, and neither does a replication reader (type = data).
+adopt() ->
+    "'$adopt'(#osiris_log{cfg = #cfg{directory = Dir, name = Name, counter = Counter,"
+    "                                counter_id = Id, readers_counter_fun = Count,"
+    "                                shared = Shared} = Cfg,"
+    "                     mode = #read{transport = Transport, chunk_selector = Selector,"
+    "                                  filter = Filter}} = State) ->"
+    "    case application:get_env(osiris, log_reader) of"
+    "        {ok, Reader} ->"
+    "            Inner = State#osiris_log{cfg = Cfg#cfg{counter_id = undefined,"
+    "                                                   readers_counter_fun = fun(_) -> ok end}},"
+    "            Reader:adopt(Inner, #{dir => Dir, name => Name, counter => Counter,"
+    "                                  counter_id => Id, readers_counter_fun => Count,"
+    "                                  shared => Shared, transport => Transport,"
+    "                                  chunk_selector => Selector, filter => Filter});"
+    "        undefined -> false"
+    "    end.".

@@ -1,0 +1,142 @@
+%% Owns: one consumer's place in the remote tier: which chunks it is given (chunk selector, bloom
+%% filter), its counters, and the iterator over a chunk's entries.
+%% Does not own: fetching and parsing (native), sending, and when to change tiers
+%% (rabbitmq_stream_s3_log_reader).
+-module(rabbitmq_stream_s3_remote_log).
+
+-export([open/4, read/2, next_offset/1, close/1]).
+-export([iterator/2, iterator_next/1]).
+
+-record(remote, {
+    handle :: rabbitmq_stream_s3_nif:reader(),
+    next_offset :: osiris:offset(),
+    chunk_selector :: all | user_data,
+    filter :: undefined | osiris_bloom:mstate(),
+    counter :: counters:counters_ref()
+}).
+
+-opaque t() :: #remote{}.
+-type start() :: {offset, osiris:offset()} | {timestamp, integer()}.
+-type options() :: #{
+    chunk_selector := all | user_data,
+    filter := undefined | osiris_bloom:mstate(),
+    counter := counters:counters_ref(),
+    wake := term(),
+    next_offset := osiris:offset()
+}.
+-type iterator() ::
+    {rabbitmq_stream_s3_iterator, [term()], {binary(), integer(), integer(), integer()}}.
+-export_type([t/0, start/0, iterator/0]).
+
+%% How many chunks one read may skip before the process that called gets its turn again.
+-define(SKIPPED_CHUNKS_MAX, 64).
+%% Entries decoded by one native call.
+-define(ENTRIES_PER_CALL, 64).
+%% Positions of osiris_log:counter_fields/0.
+-define(C_OFFSET, 1).
+-define(C_CHUNKS, 4).
+
+-doc "Starts reading for the calling process. Finding the place goes on in the background.".
+-spec open(term(), binary(), start(), options()) -> {ok, t()} | {error, closed | busy}.
+open(Engine, StreamId, Start, Options) ->
+    #{
+        wake := Wake,
+        next_offset := Next,
+        chunk_selector := Selector,
+        filter := Filter,
+        counter := Counter
+    } = Options,
+    case rabbitmq_stream_s3_nif:reader_open(Engine, self(), Wake, StreamId, Start) of
+        {ok, Handle} ->
+            {ok, #remote{
+                handle = Handle,
+                next_offset = Next,
+                chunk_selector = Selector,
+                filter = Filter,
+                counter = Counter
+            }};
+        {error, _} = Error ->
+            Error
+    end.
+
+-doc """
+The next chunk that the consumer wants, of those that are committed. `wait`: the consumer is woken
+when there is more; `more`: call again soon; `local`: the remote tier ends at this offset.
+""".
+-spec read(t(), osiris:offset() | -1) ->
+    {chunk, map(), binary(), binary(), t()}
+    | {wait | more, t()}
+    | {local, osiris:offset(), t()}
+    | {error, atom(), binary()}.
+read(Remote, CommittedChunkId) when CommittedChunkId < 0 ->
+    %% A member that does not know yet what is committed tells its listeners when it does.
+    {wait, Remote};
+read(Remote, CommittedChunkId) ->
+    read(Remote, CommittedChunkId, ?SKIPPED_CHUNKS_MAX).
+
+read(Remote, _, 0) ->
+    {more, Remote};
+read(#remote{handle = Handle} = Remote0, CommittedChunkId, Left) ->
+    case rabbitmq_stream_s3_nif:reader_read(Handle, CommittedChunkId) of
+        {chunk, Header, ChunkFilter, Data, Trailer} ->
+            Remote1 = advance(Header, Remote0),
+            case wanted(Header, ChunkFilter, Remote1) of
+                {true, Remote} -> {chunk, Header, Data, Trailer, Remote};
+                {false, Remote} -> read(Remote, CommittedChunkId, Left - 1)
+            end;
+        wait ->
+            {wait, Remote0};
+        {local, Next} ->
+            {local, Next, Remote0};
+        {error, Kind, Text} ->
+            {error, Kind, Text}
+    end.
+
+%% Counts a chunk once its header has been seen, also when it is skipped, as stock does.
+advance(#{chunk_id := ChunkId, num_records := Records}, #remote{counter = Counter} = Remote) ->
+    counters:put(Counter, ?C_OFFSET, ChunkId + Records),
+    counters:add(Counter, ?C_CHUNKS, 1),
+    Remote#remote{next_offset = ChunkId + Records}.
+
+wanted(#{type := Type} = Header, ChunkFilter, #remote{filter = Filter} = Remote) ->
+    case osiris_bloom:is_match(ChunkFilter, Filter) of
+        {retry_with, NewFilter} ->
+            wanted(Header, ChunkFilter, Remote#remote{filter = NewFilter});
+        Match ->
+            {Match andalso selected(Remote#remote.chunk_selector, Type), Remote}
+    end.
+
+selected(all, _) -> true;
+selected(user_data, 0) -> true;
+selected(user_data, _) -> false.
+
+-doc "Where the next read begins.".
+-spec next_offset(t()) -> osiris:offset().
+next_offset(#remote{next_offset = Next}) ->
+    Next.
+
+-spec close(t()) -> ok.
+close(#remote{handle = Handle}) ->
+    _ = rabbitmq_stream_s3_nif:reader_close(Handle),
+    ok.
+
+-doc "An iterator over the entries of a chunk.".
+-spec iterator(map(), binary()) -> iterator().
+iterator(#{chunk_id := ChunkId, num_entries := Entries}, Data) ->
+    {rabbitmq_stream_s3_iterator, [], {Data, 0, ChunkId, Entries}}.
+
+-spec iterator_next(iterator()) -> end_of_chunk | {{osiris:offset(), osiris:entry()}, iterator()}.
+iterator_next({Tag, [Entry | Entries], Rest}) ->
+    {Entry, {Tag, Entries, Rest}};
+iterator_next({_, [], {_, _, _, 0}}) ->
+    end_of_chunk;
+iterator_next({Tag, [], {Data, Position, Offset, Left}}) ->
+    case
+        rabbitmq_stream_s3_nif:chunk_entries(Data, Position, Offset, Left, ?ENTRIES_PER_CALL)
+    of
+        {[_ | _] = Entries, NextPosition, NextOffset, LeftAfter} ->
+            iterator_next({Tag, Entries, {Data, NextPosition, NextOffset, LeftAfter}});
+        _ ->
+            %% There is no way to report an error here; a consumer must not see a gap.
+            error({stream_s3, corrupt})
+    end.
