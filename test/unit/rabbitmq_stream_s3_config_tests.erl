@@ -1,0 +1,87 @@
+-module(rabbitmq_stream_s3_config_tests).
+
+-include_lib("eunit/include/eunit.hrl").
+
+-define(CONFIG, rabbitmq_stream_s3_config).
+
+check(Env) ->
+    ?CONFIG:check([{bucket, "b"}, {region, "r"} | Env]).
+
+no_bucket_test_() ->
+    [
+        ?_assertEqual({error, not_configured}, ?CONFIG:check(Env))
+     || Env <- [[], [{bucket, undefined}], [{bucket, ""}], [{region, "r"}]]
+    ].
+
+defaults_test() ->
+    {ok, Settings} = check([]),
+    ?assertMatch(
+        #{
+            bucket := <<"b">>,
+            region := <<"r">>,
+            endpoint := undefined,
+            prefix := <<"rabbitmq/stream">>,
+            fragment_size := 67108864,
+            fragment_max_age_ms := 300000,
+            max_transfer_bytes_per_sec := unlimited,
+            tls_verify := true
+        },
+        Settings
+    ),
+    ?assertEqual(maps:keys(?CONFIG:defaults()), maps:keys(Settings)).
+
+no_secret_in_the_checked_map_test() ->
+    {ok, Settings} = check([{access_key_id, "id"}, {secret_access_key, "hidden"}]),
+    ?assertEqual(nomatch, string:find(io_lib:format("~tp", [Settings]), "hidden")).
+
+endpoint_test_() ->
+    [
+        ?_assertMatch({ok, #{endpoint := Expected}}, check([{endpoint, Given}]))
+     || {Given, Expected} <- [
+            {"s3.example.com", <<"https://s3.example.com">>},
+            {"http://localhost:9000", <<"http://localhost:9000">>},
+            {<<"https://s3.example.com">>, <<"https://s3.example.com">>}
+        ]
+    ].
+
+prefix_test_() ->
+    Good = ["a", "rabbitmq/stream", "a/b/c", "größe", lists:duplicate(512, $a)],
+    Bad = ["", "/a", "a/", "a//b", "a\nb", "a\tb", [0], [127], lists:duplicate(513, $a), "ä" ++ lists:duplicate(511, $a)],
+    [?_assertMatch({ok, _}, check([{prefix, Prefix}])) || Prefix <- Good] ++
+        [?_assertMatch({error, {invalid, <<"prefix is ", _/binary>>}}, check([{prefix, P}])) || P <- Bad].
+
+invalid_test_() ->
+    [
+        ?_assertMatch({error, {invalid, _}}, check([Setting]))
+     || Setting <- [
+            {path_style, yes},
+            {fragment_size, 1},
+            {fragment_size, "64MB"},
+            {fragment_max_age_ms, 10},
+            {persist_threshold, 0},
+            {max_transfer_bytes_per_sec, 0},
+            {max_transfer_bytes_per_sec, fast},
+            {endpoint, "http://"},
+            {request_timeout_ms, -1},
+            {worker_threads, 0},
+            {access_key_id, "alone"},
+            {secret_access_key, "alone"},
+            {bucket_check_interval_ms, 1}
+        ]
+    ].
+
+off_test_() ->
+    [
+        ?_assertMatch({ok, _}, check([Setting]))
+     || Setting <- [{fragment_max_age_ms, 0}, {bucket_check_interval_ms, 0}]
+    ].
+
+region_or_endpoint_test() ->
+    ?assertMatch({error, {invalid, _}}, ?CONFIG:check([{bucket, "b"}])),
+    ?assertMatch({ok, #{region := undefined}}, ?CONFIG:check([{bucket, "b"}, {endpoint, "http://x:1"}])).
+
+read_ahead_fits_the_memory_test() ->
+    ?assertMatch({error, {invalid, _}}, check([{read_ahead, 2_000_000}, {read_memory, 1_048_576}])).
+
+an_unknown_setting_is_not_an_error_test() ->
+    ?assertMatch({ok, _}, check([{no_such_setting, 1}])).

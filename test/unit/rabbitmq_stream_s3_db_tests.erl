@@ -1,0 +1,125 @@
+%% The metadata store with a real Khepri: what a pointer may become, and what goes with the queue.
+-module(rabbitmq_stream_s3_db_tests).
+
+-include_lib("eunit/include/eunit.hrl").
+-include_lib("khepri/include/khepri.hrl").
+-include_lib("rabbit_common/include/rabbit.hrl").
+
+-define(STORE, rabbitmq_metadata).
+-define(DB, rabbitmq_stream_s3_db).
+
+db_test_() ->
+    {setup, fun start/0, fun stop/1,
+        {timeout, 60, [
+            {"nothing is known of a new stream", fun unknown/0},
+            {"nothing is written for a queue that is not there", fun no_queue/0},
+            {"a pointer is created once", fun created_once/0},
+            {"a pointer moves from the revision that the writer knows", fun moves/0},
+            {"a lower epoch is fenced", fun fenced/0},
+            {"an answer that was lost can be asked for again", fun repeated/0},
+            {"the anchor says that there may be objects", fun anchor/0},
+            {"all pointers are listed", fun listed/0},
+            {"with the queue everything goes, and the lister is told", fun deleted/0},
+            {"a deleted stream is not resurrected", fun not_resurrected/0}
+        ]}}.
+
+start() ->
+    Dir = filename:join(
+        filename:basedir(user_cache, "rabbitmq_stream_s3_tests"),
+        integer_to_list(erlang:unique_integer([positive])) ++ os:getpid()
+    ),
+    {ok, _} = application:ensure_all_started(khepri),
+    {ok, ?STORE} = khepri:start(Dir, ?STORE),
+    ok = ?DB:register_trigger(),
+    Dir.
+
+stop(Dir) ->
+    ok = khepri:stop(?STORE),
+    _ = application:stop(khepri),
+    _ = application:stop(ra),
+    ok = file:del_dir_r(Dir).
+
+queue(Name) ->
+    QName = #resource{virtual_host = <<"/">>, kind = queue, name = Name},
+    ok = khepri:put(?STORE, rabbit_db_queue:khepri_queue_path(<<"/">>, Name), a_queue),
+    QName.
+
+delete_queue(#resource{virtual_host = VHost, name = Name}) ->
+    ok = khepri:delete(?STORE, rabbit_db_queue:khepri_queue_path(VHost, Name)).
+
+unknown() ->
+    ?assertEqual(not_found, ?DB:get(<<"unknown">>)),
+    ?assertEqual(not_found, ?DB:get_consistent(<<"unknown">>)),
+    ?assertEqual(false, ?DB:anchor_exists(<<"unknown">>)).
+
+no_queue() ->
+    QName = #resource{virtual_host = <<"/">>, kind = queue, name = <<"no">>},
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"no">>, QName, 1, 7, 0)),
+    ?assertEqual({error, not_found}, ?DB:put_anchor(<<"no">>, QName)),
+    ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"no">>])).
+
+created_once() ->
+    QName = queue(<<"once">>),
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"once">>, QName, 3, 7, 0)),
+    ?assertEqual({ok, {3, 7, 1}}, ?DB:get_consistent(<<"once">>)),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"once">>, QName, 3, 8, 0)),
+    ?assertEqual({ok, {3, 7, 1}}, ?DB:get(<<"once">>)).
+
+moves() ->
+    QName = queue(<<"moves">>),
+    {ok, 1} = ?DB:commit_pointer(<<"moves">>, QName, 1, 7, 0),
+    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"moves">>, QName, 1, 8, 1)),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"moves">>, QName, 1, 9, 1)),
+    ?assertEqual({ok, 3}, ?DB:commit_pointer(<<"moves">>, QName, 2, 9, 2)),
+    ?assertEqual({ok, {2, 9, 3}}, ?DB:get_consistent(<<"moves">>)).
+
+fenced() ->
+    QName = queue(<<"fenced">>),
+    {ok, 1} = ?DB:commit_pointer(<<"fenced">>, QName, 5, 7, 0),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"fenced">>, QName, 4, 8, 1)),
+    ?assertEqual({ok, {5, 7, 1}}, ?DB:get_consistent(<<"fenced">>)).
+
+repeated() ->
+    QName = queue(<<"repeated">>),
+    {ok, 1} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 0),
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 0)),
+    {ok, 2} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 1),
+    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 1)).
+
+anchor() ->
+    QName = queue(<<"anchor">>),
+    ?assertEqual(ok, ?DB:put_anchor(<<"anchor">>, QName)),
+    ?assertEqual(ok, ?DB:put_anchor(<<"anchor">>, QName)),
+    ?assertEqual(true, ?DB:anchor_exists(<<"anchor">>)),
+    %% It is not a pointer.
+    ?assertEqual(not_found, ?DB:get_consistent(<<"anchor">>)).
+
+listed() ->
+    QName = queue(<<"listed">>),
+    {ok, 1} = ?DB:commit_pointer(<<"listed">>, QName, 1, 7, 0),
+    {ok, All} = ?DB:list(),
+    ?assertMatch(#{<<"listed">> := {1, 7, 1}}, All),
+    ?assertNot(is_map_key(<<"anchor">>, All)).
+
+deleted() ->
+    QName = queue(<<"deleted">>),
+    ok = ?DB:put_anchor(<<"deleted">>, QName),
+    {ok, 1} = ?DB:commit_pointer(<<"deleted">>, QName, 1, 7, 0),
+    true = register(rabbitmq_stream_s3_lister, self()),
+    ok = delete_queue(QName),
+    receive
+        {'$gen_cast', {delete_stream, Deleted}} -> ?assertEqual(<<"deleted">>, Deleted)
+    after 10_000 -> error(not_told)
+    end,
+    true = unregister(rabbitmq_stream_s3_lister),
+    ?assertEqual(not_found, ?DB:get_consistent(<<"deleted">>)),
+    ?assertEqual(false, ?DB:anchor_exists(<<"deleted">>)).
+
+not_resurrected() ->
+    QName = queue(<<"gone">>),
+    {ok, 1} = ?DB:commit_pointer(<<"gone">>, QName, 1, 7, 0),
+    ok = delete_queue(QName),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 1)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 0)),
+    ?assertEqual({error, not_found}, ?DB:put_anchor(<<"gone">>, QName)),
+    ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"gone">>])).
