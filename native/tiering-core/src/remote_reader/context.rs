@@ -304,13 +304,17 @@ impl Context {
         }
     }
 
+    pub(super) const fn reserve_is_pending(&self) -> bool {
+        self.reserve_pending
+    }
+
     pub(super) fn granted(&mut self, bytes: u64) {
         self.reserve_pending = false;
         self.held_bytes = self.held_bytes.saturating_add(bytes);
     }
 
     /// Gives back what is held beyond `needed`.
-    pub(super) fn release_surplus(&mut self, needed: u64) {
+    pub(super) fn release_beyond(&mut self, needed: u64) {
         let surplus = self.held_bytes.saturating_sub(needed);
         if surplus > 0 {
             self.held_bytes -= surplus;

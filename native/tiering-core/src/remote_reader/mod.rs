@@ -72,19 +72,22 @@ impl RemoteReader {
 
     /// Something happened.
     pub fn handle(&mut self, now_ms: u64, event: Event) {
+        if self.is_finished() {
+            return;
+        }
+        let event_is_grant = matches!(event, Event::Granted { .. });
         let next = match event {
             Event::Manifest { id, view } => match (self.context.take_lookup(id), &mut self.phase) {
                 (Some(lookup), Phase::Placing(placing)) => placing.manifest(&mut self.context, now_ms, lookup, view),
                 _ => Next::Stay,
             },
             Event::Fetched { id, outcome } => match (self.context.take_lookup(id), &mut self.phase) {
-                (_, Phase::Finished) => Next::Stay,
                 (Some(lookup), Phase::Placing(placing)) => placing.fetched(&mut self.context, now_ms, lookup, outcome),
                 (Some(lookup), Phase::Streaming(streaming)) => {
                     streaming.lookup_fetched(&mut self.context, now_ms, lookup, outcome)
                 }
                 (None, Phase::Streaming(streaming)) => streaming.range_fetched(&mut self.context, now_ms, id, outcome),
-                (None, Phase::Placing(_)) => Next::Stay,
+                (None, Phase::Placing(_)) | (_, Phase::Finished) => Next::Stay,
             },
             Event::Granted { bytes } => {
                 self.context.granted(bytes);
@@ -92,14 +95,18 @@ impl RemoteReader {
             }
             Event::Consumed { chunks, bytes } => {
                 self.context.consumed(now_ms, chunks, bytes);
-                // Before anything new is asked for: others may be waiting for memory for longer than this reader.
-                let needed_bytes = self.outstanding_bytes();
-                self.context.release_surplus(needed_bytes);
+                // Also while waiting for more: others may be waiting for longer, and nobody may wait while holding what it
+                // does not use.
+                self.context.release_beyond(self.outstanding_bytes());
                 Next::Stay
             }
             Event::Tick => Next::Stay,
         };
         self.apply(next);
+        if !event_is_grant {
+            // So that what is asked for below is asked for as a whole, and a grant is enough for it.
+            self.release_surplus();
+        }
         self.advance(now_ms);
     }
 
@@ -165,8 +172,13 @@ impl RemoteReader {
             let finish = self.context.unavailable();
             self.apply(Next::Finish(finish));
         }
-        let needed_bytes = self.outstanding_bytes();
-        self.context.release_surplus(needed_bytes);
+        self.release_surplus();
+    }
+
+    fn release_surplus(&mut self) {
+        if !self.is_finished() && !self.context.reserve_is_pending() {
+            self.context.release_beyond(self.outstanding_bytes());
+        }
     }
 
     /// Returns whether the phase changed to one that can go on.

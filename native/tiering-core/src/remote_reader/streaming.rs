@@ -95,6 +95,16 @@ impl Streaming {
     }
 
     pub(super) fn advance(&mut self, context: &mut Context, now_ms: u64) -> Next {
+        let snapshot_had_ended = self.snapshot_ended;
+        let next = self.advance_once(context, now_ms);
+        // Only the attempt to ask for more finds the snapshot's end, which may be what everything else was waiting for.
+        if matches!(next, Next::Stay) && self.snapshot_ended && !snapshot_had_ended {
+            return self.advance_once(context, now_ms);
+        }
+        next
+    }
+
+    fn advance_once(&mut self, context: &mut Context, now_ms: u64) -> Next {
         let idle = match self.cut(context) {
             Ok(idle) => idle,
             Err(finish) => return Next::Finish(finish),
@@ -345,6 +355,7 @@ impl Streaming {
                 }
             }
             Err(Failure::Corrupt(text)) if range.damaged > 0 => {
+                range.state = RangeState::Backoff { until_ms: u64::MAX };
                 return Next::Finish(failed(FailureKind::Corrupt, text));
             }
             Err(failure) => {

@@ -1,0 +1,5 @@
+mod faults;
+mod placing;
+mod properties;
+mod reading;
+mod world;
