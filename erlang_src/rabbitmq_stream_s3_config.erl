@@ -15,7 +15,8 @@ by `engine_config/0` for the one call that opens the engine, and what stays in t
 -define(TERM, {?MODULE, checked}).
 -define(SECRETS, [secret_access_key, session_token]).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
--define(PREFIX_BYTES_MAX, 512).
+%% A key is at most 1024 bytes in S3, and a stream id alone can be 540.
+-define(PREFIX_BYTES_MAX, 256).
 -define(KIB, 1024).
 -define(MIB, (1024 * 1024)).
 
@@ -77,6 +78,7 @@ check_all([{Key, Default, Check} | Table], Env, Settings) ->
 
 check_together(Env, #{access_key_id := KeyId} = Settings) ->
     HasSecret = proplists:get_value(secret_access_key, Env, undefined) =/= undefined,
+    HasToken = proplists:get_value(session_token, Env, undefined) =/= undefined,
     case Settings of
         #{region := undefined, endpoint := undefined} ->
             invalid("neither region nor endpoint is set", []);
@@ -84,6 +86,8 @@ check_together(Env, #{access_key_id := KeyId} = Settings) ->
             invalid("secret_access_key is set, access_key_id is not", []);
         _ when KeyId =/= undefined, not HasSecret ->
             invalid("access_key_id is set, secret_access_key is not", []);
+        #{access_key_id := undefined} when HasToken ->
+            invalid("session_token is set, access_key_id is not", []);
         #{read_ahead := Ahead, read_memory := Memory} when Ahead > Memory ->
             invalid("read_ahead (~b) is larger than read_memory (~b)", [Ahead, Memory]);
         _ ->
@@ -170,7 +174,7 @@ table() ->
         {prefix, <<"rabbitmq/stream">>, fun prefix/1},
         {access_key_id, undefined, fun optional_text/1},
         {tls_ca_file, undefined, fun optional_text/1},
-        {tls_verify, true, fun boolean/1},
+        {tls_verify, true, fun always/1},
         {fragment_size, 64 * ?MIB, within(64 * ?KIB, 1024 * ?MIB)},
         {fragment_max_age_ms, 300_000, zero_or_within(1_000, 7 * 24 * 3_600_000)},
         {persist_threshold, 5, within(1, 10_000)},
@@ -231,20 +235,24 @@ endpoint(Value) ->
 
 prefix(Value) ->
     maybe
-        {ok, <<First, _/binary>> = Prefix} ?= optional_text(Value),
-        true ?= First =/= $/ andalso binary:last(Prefix) =/= $/,
+        {ok, <<_, _/binary>> = Prefix} ?= optional_text(Value),
         true ?= byte_size(Prefix) =< ?PREFIX_BYTES_MAX,
-        nomatch ?= re:run(Prefix, "[\\x{0}-\\x{1f}\\x{7f}-\\x{9f}]|//", [unicode]),
+        {match, _} ?= re:run(Prefix, "\\A[-_.=/A-Za-z0-9]+\\z"),
+        Parts = binary:split(Prefix, <<"/">>, [global]),
+        [] ?= [Part || Part <- Parts, lists:member(Part, [<<>>, <<".">>, <<"..">>])],
         {ok, Prefix}
     else
         _ ->
             {error,
-                "at most 512 bytes of text without control characters, without a slash in front or at the end, "
-                "and without two slashes in a row"}
+                "1 to 256 letters, digits, '-', '_', '.', '=' and '/', without a '/' in front, at the end or twice in a row"}
     end.
 
 boolean(Value) when is_boolean(Value) -> {ok, Value};
 boolean(_) -> {error, "true or false"}.
+
+%% Kept as a setting so that who looks for the switch finds the answer.
+always(true) -> {ok, true};
+always(_) -> {error, "true: verification cannot be switched off, name the store's authority in tls.ca_file"}.
 
 within(Min, Max) ->
     fun
@@ -252,7 +260,11 @@ within(Min, Max) ->
         (_) -> {error, io_lib:format("an integer from ~b to ~b", [Min, Max])}
     end.
 
-zero_or_within(Min, Max) ->
+zero_or_%% Kept as a setting so that who looks for the switch finds the answer.
+always(true) -> {ok, true};
+always(_) -> {error, "true: verification cannot be switched off, name the store's authority in tls.ca_file"}.
+
+within(Min, Max) ->
     fun
         (0) -> {ok, 0};
         (Value) when is_integer(Value), Value >= Min, Value =< Max -> {ok, Value};

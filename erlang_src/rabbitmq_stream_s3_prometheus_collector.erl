@@ -168,10 +168,15 @@ passes({Labels, _Status}) ->
         VHosts -> lists:member(proplists:get_value(vhost, Labels), VHosts)
     end.
 
+%% The native side gives numbers by name. What goes up and down is told from what only goes up by these.
+kind(lent_chunks) ->
+    gauge;
+kind(lent_bytes) ->
+    gauge;
 kind(Name) ->
     Text = atom_to_list(Name),
-    Gauges = ["_in_flight", "_pending", "_waiting", "_open", "_held", "_cached_bytes", "_buffered_bytes"],
-    case lists:any(fun(Suffix) -> lists:suffix(Suffix, Text) end, Gauges) of
+    Suffixes = ["_in_flight", "_pending", "_waiting", "_open", "_held", "_buffered"],
+    case lists:any(fun(Suffix) -> lists:suffix(Suffix, Text) end, Suffixes) of
         true -> gauge;
         false -> counter
     end.
