@@ -260,11 +260,7 @@ within(Min, Max) ->
         (_) -> {error, io_lib:format("an integer from ~b to ~b", [Min, Max])}
     end.
 
-zero_or_%% Kept as a setting so that who looks for the switch finds the answer.
-always(true) -> {ok, true};
-always(_) -> {error, "true: verification cannot be switched off, name the store's authority in tls.ca_file"}.
-
-within(Min, Max) ->
+zero_or_within(Min, Max) ->
     fun
         (0) -> {ok, 0};
         (Value) when is_integer(Value), Value >= Min, Value =< Max -> {ok, Value};
