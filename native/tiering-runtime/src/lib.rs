@@ -13,3 +13,4 @@ pub mod manifests;
 pub mod remote_tier;
 pub mod settings;
 pub mod stats;
+pub mod stream;

@@ -1,0 +1,99 @@
+//! What objects say about themselves, so that the bucket alone is enough to rebuild a stream.
+//!
+//! Owns names and limits of user metadata. ASCII only: other bytes are percent-encoded, and long names are cut.
+
+use tiering_core::fragment_assembly::FragmentPlan;
+
+use super::StreamConfig;
+
+/// S3 takes 2 KB of names and values in all; these three can be long, everything else is short.
+const STREAM_BYTES_MAX: usize = 600;
+const NAME_BYTES_MAX: usize = 400;
+
+/// Metadata of a fragment.
+pub(super) fn fragment(stream: &StreamConfig, cluster: &str, plan: &FragmentPlan) -> Vec<(&'static str, String)> {
+    vec![
+        ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
+        ("vhost", encode(&stream.vhost, NAME_BYTES_MAX)),
+        ("queue", encode(&stream.queue, NAME_BYTES_MAX)),
+        ("cluster", encode(cluster, NAME_BYTES_MAX / 2)),
+        ("epoch", stream.epoch.to_string()),
+        ("first-offset", plan.first_offset.to_string()),
+        ("next-offset", plan.next_offset.to_string()),
+        ("chunks", plan.chunk_count.to_string()),
+        ("data-size", plan.size_bytes.to_string()),
+    ]
+}
+
+/// Metadata of a root.
+pub(super) fn root(stream: &StreamConfig, epoch: u64, next_offset: u64) -> Vec<(&'static str, String)> {
+    vec![
+        ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
+        ("epoch", epoch.to_string()),
+        ("next-offset", next_offset.to_string()),
+    ]
+}
+
+/// Percent-encodes all but unreserved characters and `/`, and stops before it gets longer than allowed.
+fn encode(value: &str, bytes_max: usize) -> String {
+    const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+    let digit = |nibble: u8| HEX.get(usize::from(nibble)).copied().unwrap_or('0');
+    let mut encoded = String::new();
+    for character in value.chars() {
+        let before = encoded.len();
+        if character.is_ascii_alphanumeric() || "-_.~/".contains(character) {
+            encoded.push(character);
+        } else {
+            let mut bytes = [0; 4];
+            for byte in character.encode_utf8(&mut bytes).bytes() {
+                encoded.extend(['%', digit(byte >> 4), digit(byte & 15)]);
+            }
+        }
+        if encoded.len() > bytes_max {
+            encoded.truncate(before);
+            break;
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ascii_and_cut_between_characters() {
+        assert_eq!(encode("/", 10), "/");
+        assert_eq!(encode("a b%ä", 100), "a%20b%25%C3%A4");
+        assert_eq!(encode("aäb", 6), "a");
+        assert_eq!(encode("aäb", 7), "a%C3%A4");
+    }
+
+    #[test]
+    fn the_longest_metadata_fits() {
+        let long = "\u{10ffff}".repeat(300);
+        let stream = StreamConfig {
+            stream_id: long.clone(),
+            directory: "d".into(),
+            epoch: u64::MAX,
+            queue: long.clone(),
+            vhost: long.clone(),
+        };
+        let plan = FragmentPlan {
+            first_offset: u64::MAX,
+            next_offset: u64::MAX,
+            first_timestamp_ms: 0,
+            last_timestamp_ms: 0,
+            size_bytes: u64::MAX,
+            payload_bytes: 0,
+            chunk_count: u32::MAX,
+            spans: Vec::new(),
+            index: Vec::new(),
+            chunks_crc: 0,
+        };
+        let all = fragment(&stream, &long, &plan);
+        let total: usize = all.iter().map(|(name, value)| name.len() + value.len()).sum();
+        assert!(total < 2048, "{total}");
+        assert!(all.iter().all(|(_, value)| value.is_ascii()));
+    }
+}

@@ -1,0 +1,149 @@
+//! One stream that is being tiered: its driver task, its handle, and what passes between it and the shell.
+//!
+//! Owns the interpretation of the upload machine's effects. Does not own decisions (the machine does), nor the shell's side of
+//! questions (metadata store, local retention).
+
+mod driver;
+mod handle;
+mod metadata;
+mod questions;
+mod work;
+
+use std::path::PathBuf;
+
+use tiering_core::replica_reader::{
+    CommitOutcome, Counters, PointerRead, Recovery, RetentionBound, Status,
+};
+
+pub use handle::{EventError, StreamHandle};
+
+/// Which stream, and where its local log is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamConfig {
+    /// Id of the stream: unique per incarnation, safe in an object key.
+    pub stream_id: String,
+    /// Directory of its segment files.
+    pub directory: PathBuf,
+    /// Epoch of the local writer.
+    pub epoch: u64,
+    /// Name of the queue, for object metadata only.
+    pub queue: String,
+    /// Virtual host of the queue, for object metadata only.
+    pub vhost: String,
+}
+
+/// What the shell tells a stream. Answers belong to the question of that kind that was pushed last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamEvent {
+    /// Answer to [`StreamPush::ReadPointer`].
+    Pointer(PointerRead),
+    /// The shared atomics of the log. Only the newest counts, so this is never refused as busy.
+    Committed {
+        /// Highest committed chunk id, `None` if there is none.
+        committed_chunk_id: Option<u64>,
+        /// First local chunk id, `None` if the log is empty.
+        local_first_chunk_id: Option<u64>,
+    },
+    /// Answer to [`StreamPush::WriteAnchor`].
+    Anchor {
+        /// Whether the anchor is durable.
+        ok: bool,
+    },
+    /// Answer to [`StreamPush::CommitPointer`].
+    PointerCommitted(CommitOutcome),
+    /// The user's retention.
+    Retention(RetentionBound),
+    /// Cut what is assembled now.
+    Cut,
+}
+
+/// What a stream tells the shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamPush {
+    /// Read the pointer, answer with [`StreamEvent::Pointer`].
+    ReadPointer,
+    /// Make the anchor durable, answer with [`StreamEvent::Anchor`].
+    WriteAnchor,
+    /// Compare-and-swap the pointer, answer with [`StreamEvent::PointerCommitted`].
+    CommitPointer {
+        /// Epoch of the new pointer.
+        epoch: u64,
+        /// Random part of the root's key.
+        uid: u32,
+        /// Revision that must still be there; 0 = no pointer yet.
+        expected_revision: u64,
+    },
+    /// The persisted manifest is known, or has advanced.
+    Range(Range),
+    /// A recovery gave something up.
+    Recovery {
+        /// Which kind.
+        kind: Recovery,
+        /// Manifest's next offset before.
+        from_offset: u64,
+        /// Where uploading goes on.
+        to_offset: u64,
+    },
+    /// A problem began or changed.
+    Problem {
+        /// Stable name.
+        kind: &'static str,
+        /// For people.
+        text: String,
+    },
+    /// The problem of this kind is over.
+    Recovered {
+        /// Stable name.
+        kind: &'static str,
+    },
+    /// Nothing more comes.
+    Stopped(Stopped),
+}
+
+/// Why a stream stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// The stream was deleted.
+    Deleted,
+    /// Another writer owns the manifest.
+    ConflictLost,
+    /// The driver died.
+    Bug,
+}
+
+/// A persisted manifest in short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// First offset.
+    pub first_offset: u64,
+    /// Offset after the last one; equal to the first if it is empty.
+    pub next_offset: u64,
+    /// Timestamp of the first chunk, -1 if there is none.
+    pub first_timestamp_ms: i64,
+    /// Chunk bytes.
+    pub total_size_bytes: u128,
+    /// Revision of its pointer, 0 if it was never persisted.
+    pub revision: u64,
+    /// Epoch of the writer that tells.
+    pub epoch: u64,
+    /// Entries of the root.
+    pub fragments: u64,
+}
+
+/// The machine's status and counters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamStatus {
+    /// What the machine is at.
+    pub machine: Status,
+    /// What has happened since it was made.
+    pub counters: Counters,
+}
+
+/// Where a stream's pushes go. Called from threads of the runtime, never from within a call of the shell; must not block.
+pub trait StreamSink: Send + Sync + 'static {
+    /// Passes one push on.
+    fn push(&self, push: StreamPush);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! The work that effects ask for, each as one future that always ends in an answer.
+//!
+//! Owns keys, bodies, deadlines and the folding of store errors into what they mean to the machine. Does not own tasks.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log_format::crc;
+use log_format::manifest::Root;
+use tiering_core::fragment_assembly::FragmentPlan;
+use tiering_core::replica_reader::{Failure, Pointer, StoredObject};
+
+use super::{StreamConfig, metadata};
+use crate::clock::random_uid;
+use crate::engine::Shared;
+use crate::local_log::FragmentBody;
+use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind};
+
+/// A root holds 34 bytes per entry and is rebalanced long before this; a larger one is not a root.
+const ROOT_BYTES_MAX: u64 = 64 << 20;
+
+/// What a piece of work needs.
+#[derive(Clone)]
+pub(super) struct Workshop {
+    pub(super) shared: Arc<Shared>,
+    pub(super) stream: Arc<StreamConfig>,
+    pub(super) directory: Arc<Path>,
+}
+
+impl Workshop {
+    /// Sends a fragment once it is admitted; the answer is the random part of its key.
+    pub(super) async fn transfer(self, plan: Arc<FragmentPlan>) -> Result<u32, Failure> {
+        let Shared { governor, stats, keys, tier, config, buffers, .. } = &*self.shared;
+        let len_bytes = plan.object_bytes();
+        let _permit = governor.admit(len_bytes).await;
+        let uid = random_uid();
+        let body = FragmentBody::new(Arc::clone(&self.directory), Arc::clone(&plan), Arc::clone(buffers));
+        let request = PutRequest {
+            key: keys.fragment(&self.stream.stream_id, plan.first_offset, uid),
+            body: PutBody::Source(Arc::new(body)),
+            crc32: plan.object_crc(),
+            metadata: metadata::fragment(&self.stream, &config.cluster, &plan),
+        };
+        let deadline = Duration::from_millis(config.transfer_deadline_ms);
+        let outcome = tokio::time::timeout(deadline, tier.put(request)).await.unwrap_or_else(|_| {
+            let text = format!("the transfer took longer than {} ms", config.transfer_deadline_ms);
+            Err(StoreError::new(StoreErrorKind::Timeout, text))
+        });
+        match outcome {
+            Ok(()) => {
+                stats.fragments_uploaded.increment();
+                stats.fragment_bytes_uploaded.add(len_bytes);
+                Ok(uid)
+            }
+            Err(error) => {
+                stats.fragment_upload_failures.increment();
+                Err(failure(&error))
+            }
+        }
+    }
+
+    /// Reads the root that the pointer names.
+    pub(super) async fn get_root(self, pointer: Pointer) -> Result<Root, Failure> {
+        let key = self.shared.keys.root(&self.stream.stream_id, pointer.epoch, pointer.uid);
+        let bytes = self.shared.tier.get(&key, ROOT_BYTES_MAX).await.map_err(|error| failure(&error))?;
+        let corrupt = |error: log_format::manifest::RootError| Failure::Corrupt(format!("{key}: {error}"));
+        let root = Root::decode(&bytes).map_err(corrupt)?;
+        root.check().map_err(corrupt)?;
+        Ok(root)
+    }
+
+    /// Stores a root; the answer is the random part of its key.
+    pub(super) async fn put_root(self, epoch: u64, root: Arc<Root>) -> Result<u32, Failure> {
+        let uid = random_uid();
+        let bytes = bytes::Bytes::from(root.encode());
+        let request = PutRequest {
+            key: self.shared.keys.root(&self.stream.stream_id, epoch, uid),
+            crc32: crc::crc32(&bytes),
+            body: PutBody::Bytes(bytes),
+            metadata: metadata::root(&self.stream, epoch, root.next_offset),
+        };
+        match self.shared.tier.put(request).await {
+            Ok(()) => {
+                self.shared.stats.roots_uploaded.increment();
+                Ok(uid)
+            }
+            Err(error) => {
+                self.shared.stats.root_upload_failures.increment();
+                Err(failure(&error))
+            }
+        }
+    }
+
+    /// Deletes objects that nobody names any more. What cannot be deleted is counted and left to garbage collection.
+    pub(super) async fn delete(self, objects: Vec<StoredObject>) {
+        let keys: Vec<String> = objects
+            .iter()
+            .map(|object| match *object {
+                StoredObject::Fragment { first_offset, uid } => {
+                    self.shared.keys.fragment(&self.stream.stream_id, first_offset, uid)
+                }
+                StoredObject::Root { epoch, uid } => self.shared.keys.root(&self.stream.stream_id, epoch, uid),
+            })
+            .collect();
+        for page in keys.chunks(KEYS_MAX) {
+            if self.shared.retrying.delete(page).await.is_err() {
+                self.shared.stats.objects_delete_failed.add(page.len() as u64);
+            }
+        }
+    }
+}
+
+/// What a failed request means to the machine.
+fn failure(error: &StoreError) -> Failure {
+    let text = error.to_string();
+    match error.kind() {
+        kind if kind.is_retryable() => Failure::Transient(text),
+        StoreErrorKind::NotFound | StoreErrorKind::LocalGone => Failure::NotFound(text),
+        StoreErrorKind::Malformed | StoreErrorKind::TooLarge | StoreErrorKind::LocalCorrupt => Failure::Corrupt(text),
+        _ => Failure::Stalled(text),
+    }
+}
