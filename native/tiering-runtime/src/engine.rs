@@ -13,6 +13,7 @@ use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::manifests::{Manifests, ResolvedManifest};
+use crate::remote_reader::ReadMemory;
 use crate::remote_tier::{
     DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
 };
@@ -63,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) governor: Governor,
     pub(crate) manifests: Arc<Manifests>,
     pub(crate) buffers: Arc<BufferPool>,
+    /// Bytes that all readers may hold together.
+    pub(crate) read_memory: ReadMemory,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -123,6 +126,7 @@ impl Engine {
         governor.set_rate(config.max_transfer_bytes_per_sec, config.max_transfer_burst_bytes);
         let shared = Shared {
             keys: KeySpace::new(&config.prefix),
+            read_memory: ReadMemory::new(config.read_memory_bytes),
             config: Arc::new(config),
             clock,
             tier,

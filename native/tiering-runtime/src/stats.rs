@@ -154,6 +154,27 @@ stats! {
 
     /// Streams that are being tiered (gauge).
     streams_open,
+
+    /// Readers of the remote tier that are at work (gauge).
+    remote_readers,
+    /// Ranges of fragments asked for by readers.
+    read_ranges,
+    /// Bytes that came back for them.
+    read_bytes,
+    /// Chunks read from the remote tier and handed to a consumer's queue.
+    chunks_served_remote,
+    /// Chunks from the remote tier whose data did not match their CRC (each is fetched again once).
+    chunk_crc_mismatches,
+    /// Requests of readers made again.
+    range_retries,
+    /// Jumps of readers over offsets that retention removed under them.
+    reader_repositions,
+    /// Fragment indexes that could not be used (the fragment was then read from its start).
+    fragment_indexes_unusable,
+    /// Readers that ended with a failure.
+    readers_failed,
+    /// Readers that reached the end of the manifest and went on in the local log.
+    to_local_transitions,
 }
 
 impl Stats {

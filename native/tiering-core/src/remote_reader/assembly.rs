@@ -44,7 +44,12 @@ pub(super) struct Assembly {
 
 impl Assembly {
     /// At byte `position` of the fragment object, where the chunk `expected_offset` starts.
-    pub(super) fn new(fragment: FragmentRef, position: u64, expected_offset: u64, verify_crc: bool) -> Self {
+    pub(super) fn new(
+        fragment: FragmentRef,
+        position: u64,
+        expected_offset: u64,
+        verify_crc: bool,
+    ) -> Self {
         Self {
             blocks: VecDeque::new(),
             buffered_bytes: 0,
@@ -123,7 +128,10 @@ impl Assembly {
         if self.buffered_bytes < total_bytes {
             return Cut::NeedBytes;
         }
-        let Some(bytes) = usize::try_from(total_bytes).ok().and_then(|total| self.take(total)) else {
+        let Some(bytes) = usize::try_from(total_bytes)
+            .ok()
+            .and_then(|total| self.take(total))
+        else {
             return Cut::Corrupt(format!("chunk {} is too large", header.chunk_id));
         };
         if self.verify_crc && !crc_matches(&header, &bytes) {
@@ -132,7 +140,11 @@ impl Assembly {
                 header.chunk_id, self.fragment.first_offset
             ));
         }
-        let chunk = Chunk { header, position: self.position, bytes };
+        let chunk = Chunk {
+            header,
+            position: self.position,
+            bytes,
+        };
         self.head = None;
         self.position += total_bytes;
         // read_header checked that the sum exists and is in the fragment.
@@ -142,10 +154,18 @@ impl Assembly {
 
     /// The next header if all of it is here, checked for everything but its data.
     fn read_header(&self, data_end: u64) -> Result<Option<ChunkHeader>, String> {
-        let place = || format!("fragment {} at byte {}", self.fragment.first_offset, self.position);
+        let place = || {
+            format!(
+                "fragment {} at byte {}",
+                self.fragment.first_offset, self.position
+            )
+        };
         let left_bytes = data_end.saturating_sub(self.position);
         if left_bytes < HEADER_BYTES as u64 {
-            return Err(format!("{}: {left_bytes} bytes are left, less than a chunk", place()));
+            return Err(format!(
+                "{}: {left_bytes} bytes are left, less than a chunk",
+                place()
+            ));
         }
         let mut raw = [0; HEADER_BYTES];
         if !self.peek(&mut raw) {
@@ -153,15 +173,31 @@ impl Assembly {
         }
         let header = ChunkHeader::decode(&raw).map_err(|error| format!("{}: {error}", place()))?;
         if header.chunk_id != self.expected_offset {
-            return Err(format!("{}: chunk {} instead of {}", place(), header.chunk_id, self.expected_offset));
+            return Err(format!(
+                "{}: chunk {} instead of {}",
+                place(),
+                header.chunk_id,
+                self.expected_offset
+            ));
         }
         match header.next_offset() {
             Some(next) if next > header.chunk_id && next <= self.fragment.next_offset => {}
-            _ => return Err(format!("{}: chunk {} has {} records", place(), header.chunk_id, header.num_records)),
+            _ => {
+                return Err(format!(
+                    "{}: chunk {} has {} records",
+                    place(),
+                    header.chunk_id,
+                    header.num_records
+                ));
+            }
         }
         // Checked before anything is kept for it: a damaged size must not make the reader gather bytes for nothing.
         if header.total_bytes() > left_bytes {
-            return Err(format!("{}: chunk {} reaches past the end of its fragment", place(), header.chunk_id));
+            return Err(format!(
+                "{}: chunk {} reaches past the end of its fragment",
+                place(),
+                header.chunk_id
+            ));
         }
         Ok(Some(header))
     }
@@ -171,7 +207,10 @@ impl Assembly {
             return false;
         }
         let bytes = self.blocks.iter().flat_map(|block| block.iter());
-        target.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        target
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(to, from)| *to = *from);
         true
     }
 
@@ -201,8 +240,11 @@ impl Assembly {
 
 fn crc_matches(header: &ChunkHeader, bytes: &[u8]) -> bool {
     let start = HEADER_BYTES + usize::from(header.filter_bytes);
-    let end = usize::try_from(header.data_bytes).ok().and_then(|length| start.checked_add(length));
-    end.and_then(|end| bytes.get(start..end)).is_some_and(|data| crc32(data) == header.data_crc)
+    let end = usize::try_from(header.data_bytes)
+        .ok()
+        .and_then(|length| start.checked_add(length));
+    end.and_then(|end| bytes.get(start..end))
+        .is_some_and(|data| crc32(data) == header.data_crc)
 }
 
 #[cfg(test)]
@@ -228,7 +270,13 @@ mod tests {
     }
 
     fn fragment(next_offset: u64, bytes: &[u8]) -> FragmentRef {
-        FragmentRef { first_offset: 0, next_offset, first_timestamp_ms: 0, data_bytes: bytes.len() as u64, uid: 1 }
+        FragmentRef {
+            first_offset: 0,
+            next_offset,
+            first_timestamp_ms: 0,
+            data_bytes: bytes.len() as u64,
+            uid: 1,
+        }
     }
 
     fn cut_one(next_offset: u64, bytes: &[u8]) -> Cut {
@@ -239,7 +287,12 @@ mod tests {
 
     #[test]
     fn chunks_come_out_whole_however_the_bytes_were_split() {
-        let bytes = [chunk(0, 2, b"hello"), chunk(2, 1, b""), chunk(3, 7, &[9; 100])].concat();
+        let bytes = [
+            chunk(0, 2, b"hello"),
+            chunk(2, 1, b""),
+            chunk(3, 7, &[9; 100]),
+        ]
+        .concat();
         for block in 1..bytes.len() {
             let mut assembly = Assembly::new(fragment(10, &bytes), DATA_START, 0, true);
             let mut blocks = bytes.chunks(block);
@@ -247,7 +300,9 @@ mod tests {
             loop {
                 match assembly.cut() {
                     Cut::Chunk(chunk) => cut.extend_from_slice(&chunk.bytes),
-                    Cut::NeedBytes => assembly.push(Bytes::copy_from_slice(blocks.next().expect("more bytes"))),
+                    Cut::NeedBytes => {
+                        assembly.push(Bytes::copy_from_slice(blocks.next().expect("more bytes")))
+                    }
                     Cut::FragmentEnd => break,
                     other => panic!("{other:?}"),
                 }
@@ -262,7 +317,9 @@ mod tests {
         let bytes = Bytes::from([chunk(0, 1, b"abc"), chunk(1, 1, b"def")].concat());
         let mut assembly = Assembly::new(fragment(2, &bytes), DATA_START, 0, true);
         assembly.push(bytes.clone());
-        let Cut::Chunk(first) = assembly.cut() else { panic!("no chunk") };
+        let Cut::Chunk(first) = assembly.cut() else {
+            panic!("no chunk")
+        };
         assert_eq!(first.bytes.as_ptr(), bytes.as_ptr());
     }
 

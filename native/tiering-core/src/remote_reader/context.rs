@@ -130,7 +130,13 @@ impl Context {
     /// Asks now.
     pub(super) fn look_up(&mut self, kind: LookupKind) {
         let id = self.fresh_id();
-        self.lookup = Some(Lookup { id, kind, attempts: 0, damaged: 0, state: LookupState::InFlight });
+        self.lookup = Some(Lookup {
+            id,
+            kind,
+            attempts: 0,
+            damaged: 0,
+            state: LookupState::InFlight,
+        });
         self.emit_lookup(id, kind);
     }
 
@@ -141,20 +147,36 @@ impl Context {
         }
         let id = self.fresh_id();
         let state = LookupState::Backoff { until_ms };
-        self.lookup = Some(Lookup { id, kind: LookupKind::Manifest, attempts: 0, damaged: 0, state });
+        self.lookup = Some(Lookup {
+            id,
+            kind: LookupKind::Manifest,
+            attempts: 0,
+            damaged: 0,
+            state,
+        });
     }
 
     fn emit_lookup(&mut self, id: u64, kind: LookupKind) {
         self.emit(match kind {
             LookupKind::Manifest => Effect::RefreshManifest { id },
             LookupKind::Group(group) => Effect::GetGroup { id, group },
-            LookupKind::Index { fragment, start, end_max } => Effect::GetIndex { id, fragment, start, end_max },
+            LookupKind::Index {
+                fragment,
+                start,
+                end_max,
+            } => Effect::GetIndex {
+                id,
+                fragment,
+                start,
+                end_max,
+            },
         });
     }
 
     /// The lookup that waits for this answer.
     pub(super) fn take_lookup(&mut self, id: u64) -> Option<Lookup> {
-        self.lookup.take_if(|lookup| lookup.id == id && matches!(lookup.state, LookupState::InFlight))
+        self.lookup
+            .take_if(|lookup| lookup.id == id && matches!(lookup.state, LookupState::InFlight))
     }
 
     /// Gives up the lookup, if there is one.
@@ -171,13 +193,19 @@ impl Context {
     pub(super) fn postpone_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) {
         self.last_fault = Some(fault);
         lookup.attempts += 1;
-        let until_ms = now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, lookup.attempts));
+        let until_ms =
+            now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, lookup.attempts));
         lookup.state = LookupState::Backoff { until_ms };
         self.lookup = Some(lookup);
     }
 
     /// A damaged answer is asked for again once: the store, or the way from it, may have spoilt it.
-    pub(super) fn damaged_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) -> Damaged {
+    pub(super) fn damaged_lookup(
+        &mut self,
+        now_ms: u64,
+        mut lookup: Lookup,
+        fault: String,
+    ) -> Damaged {
         lookup.damaged += 1;
         if lookup.damaged > 1 {
             return Damaged::Twice;
@@ -188,7 +216,9 @@ impl Context {
 
     pub(super) fn retry_due_lookup(&mut self, now_ms: u64) {
         let id = self.last_id + 1;
-        let Some(lookup) = &mut self.lookup else { return };
+        let Some(lookup) = &mut self.lookup else {
+            return;
+        };
         if !matches!(lookup.state, LookupState::Backoff { until_ms } if until_ms <= now_ms) {
             return;
         }
@@ -211,7 +241,9 @@ impl Context {
 
     /// Whether a lookup waits for the store (the manifest is on this node, and has a deadline of its own).
     pub(super) fn lookup_owes_store(&self) -> bool {
-        self.lookup.as_ref().is_some_and(|lookup| lookup.kind != LookupKind::Manifest)
+        self.lookup
+            .as_ref()
+            .is_some_and(|lookup| lookup.kind != LookupKind::Manifest)
     }
 
     // Faults.
@@ -233,16 +265,26 @@ impl Context {
 
     /// When a consumer that is waiting for the store has waited long enough; `None` if it has chunks to take.
     pub(super) fn stall_deadline_ms(&self) -> Option<u64> {
-        (self.ready_chunks == 0).then(|| self.progress_ms.saturating_add(self.settings.stall_deadline_ms))
+        (self.ready_chunks == 0).then(|| {
+            self.progress_ms
+                .saturating_add(self.settings.stall_deadline_ms)
+        })
     }
 
     pub(super) fn unavailable(&self) -> Finish {
         let why = self.last_fault.as_deref().unwrap_or("no answer");
-        failed(FailureKind::Unavailable, format!("the remote tier does not answer: {why}"))
+        failed(
+            FailureKind::Unavailable,
+            format!("the remote tier does not answer: {why}"),
+        )
     }
 
     /// The store has no such object although the manifest names it. Returns when to look at the manifest again.
-    pub(super) fn object_missing(&mut self, now_ms: u64, object: (u64, u32)) -> Result<u64, Finish> {
+    pub(super) fn object_missing(
+        &mut self,
+        now_ms: u64,
+        object: (u64, u32),
+    ) -> Result<u64, Finish> {
         let attempts = match &self.missing {
             Some(missing) if missing.object == object => missing.attempts + 1,
             _ => 1,
@@ -252,7 +294,9 @@ impl Context {
             let (first_offset, uid) = object;
             return Err(failed(
                 FailureKind::Lost,
-                format!("object {first_offset:020}.{uid:08x} is named by the manifest and not in the bucket"),
+                format!(
+                    "object {first_offset:020}.{uid:08x} is named by the manifest and not in the bucket"
+                ),
             ));
         }
         // The first time it is most likely retention, which the current manifest tells about at once.
@@ -292,7 +336,10 @@ impl Context {
         self.consumed_since_growth = self.consumed_since_growth.saturating_add(bytes);
         if self.consumed_since_growth >= self.window_bytes / 2 {
             self.consumed_since_growth = 0;
-            self.window_bytes = self.window_bytes.saturating_mul(2).min(self.settings.read_ahead_bytes);
+            self.window_bytes = self
+                .window_bytes
+                .saturating_mul(2)
+                .min(self.settings.read_ahead_bytes);
             self.depth = (self.depth * 2).min(self.settings.max_depth);
         }
     }
@@ -324,11 +371,17 @@ impl Context {
 }
 
 pub(super) fn failed(kind: FailureKind, text: impl Into<String>) -> Finish {
-    Finish::Failed { kind, text: text.into() }
+    Finish::Failed {
+        kind,
+        text: text.into(),
+    }
 }
 
 pub(super) fn text_of(failure: &Failure) -> &str {
     match failure {
-        Failure::Transient(text) | Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text) => text,
+        Failure::Transient(text)
+        | Failure::Stalled(text)
+        | Failure::NotFound(text)
+        | Failure::Corrupt(text) => text,
     }
 }

@@ -56,7 +56,11 @@ impl FragmentCursor {
     pub(super) fn new(root: Arc<Root>, seek: Start) -> Self {
         let floor_offset = root.first_offset;
         let end_offset = root.next_offset;
-        let mut cursor = Self { levels: Vec::new(), seek, floor_offset };
+        let mut cursor = Self {
+            levels: Vec::new(),
+            seek,
+            floor_offset,
+        };
         cursor.enter(Entries::Root(root), end_offset);
         cursor
     }
@@ -64,7 +68,9 @@ impl FragmentCursor {
     /// The next fragment; asking again after `NeedGroup` or `End` gives the same.
     pub(super) fn step(&mut self) -> Step {
         loop {
-            let Some(level) = self.levels.last_mut() else { return Step::End };
+            let Some(level) = self.levels.last_mut() else {
+                return Step::End;
+            };
             let entries = level.entries.as_slice();
             let Some(entry) = entries.get(level.index).copied() else {
                 self.levels.pop();
@@ -80,7 +86,9 @@ impl FragmentCursor {
                     uid: entry.uid,
                 });
             }
-            let next_offset = entries.get(level.index + 1).map_or(level.end_offset, |next| next.first_offset);
+            let next_offset = entries
+                .get(level.index + 1)
+                .map_or(level.end_offset, |next| next.first_offset);
             level.index += 1;
             self.seek = Start::Offset(next_offset);
             return Step::Fragment(FragmentRef {
@@ -95,14 +103,24 @@ impl FragmentCursor {
 
     /// The group that `step` asked for. An error means that the group does not fit its place.
     pub(super) fn provide(&mut self, group: Group) -> Result<(), &'static str> {
-        let Some(level) = self.levels.last() else { return Err("no group was asked for") };
+        let Some(level) = self.levels.last() else {
+            return Err("no group was asked for");
+        };
         let entries = level.entries.as_slice();
-        let Some(entry) = entries.get(level.index) else { return Err("no group was asked for") };
-        let end_offset = entries.get(level.index + 1).map_or(level.end_offset, |next| next.first_offset);
+        let Some(entry) = entries.get(level.index) else {
+            return Err("no group was asked for");
+        };
+        let end_offset = entries
+            .get(level.index + 1)
+            .map_or(level.end_offset, |next| next.first_offset);
         if group.kind != entry.kind || group.first_offset != entry.first_offset {
             return Err("the group is another one than its entry says");
         }
-        if group.entries.last().is_none_or(|last| last.first_offset >= end_offset) {
+        if group
+            .entries
+            .last()
+            .is_none_or(|last| last.first_offset >= end_offset)
+        {
             return Err("the group reaches past its entry");
         }
         self.enter(Entries::Group(group.entries), end_offset);
@@ -111,14 +129,22 @@ impl FragmentCursor {
 
     fn enter(&mut self, entries: Entries, end_offset: u64) {
         let slice = entries.as_slice();
-        let holds = |offset: u64| slice.partition_point(|entry| entry.first_offset <= offset).saturating_sub(1);
+        let holds = |offset: u64| {
+            slice
+                .partition_point(|entry| entry.first_offset <= offset)
+                .saturating_sub(1)
+        };
         let index = match self.seek {
             Start::Offset(offset) => holds(offset.max(self.floor_offset)),
             Start::Timestamp(timestamp_ms) => slice
                 .partition_point(|entry| entry.last_timestamp_ms < timestamp_ms)
                 .max(holds(self.floor_offset)),
         };
-        self.levels.push(Level { entries, index, end_offset });
+        self.levels.push(Level {
+            entries,
+            index,
+            end_offset,
+        });
     }
 }
 
@@ -168,7 +194,15 @@ mod tests {
 
     #[test]
     fn an_offset_is_found_in_the_last_entry_at_or_below_it() {
-        let flat = root(0, 30, vec![entry(0, Kind::Fragment), entry(10, Kind::Fragment), entry(20, Kind::Fragment)]);
+        let flat = root(
+            0,
+            30,
+            vec![
+                entry(0, Kind::Fragment),
+                entry(10, Kind::Fragment),
+                entry(20, Kind::Fragment),
+            ],
+        );
         for (offset, found) in [(0, (0, 10)), (9, (0, 10)), (10, (10, 20)), (29, (20, 30))] {
             let mut cursor = FragmentCursor::new(Arc::clone(&flat), Start::Offset(offset));
             assert_eq!(fragment_range(cursor.step()), found);
@@ -177,11 +211,30 @@ mod tests {
 
     #[test]
     fn groups_are_descended_and_left_again() {
-        let root = root(0, 60, vec![entry(0, Kind::KiloGroup), entry(40, Kind::Fragment)]);
+        let root = root(
+            0,
+            60,
+            vec![entry(0, Kind::KiloGroup), entry(40, Kind::Fragment)],
+        );
         let mut cursor = FragmentCursor::new(root, Start::Offset(25));
-        assert!(matches!(cursor.step(), Step::NeedGroup(GroupRef { kind: Kind::KiloGroup, .. })));
-        cursor.provide(group(Kind::KiloGroup, &[0, 20])).expect("fits");
-        assert!(matches!(cursor.step(), Step::NeedGroup(GroupRef { kind: Kind::Group, first_offset: 20, .. })));
+        assert!(matches!(
+            cursor.step(),
+            Step::NeedGroup(GroupRef {
+                kind: Kind::KiloGroup,
+                ..
+            })
+        ));
+        cursor
+            .provide(group(Kind::KiloGroup, &[0, 20]))
+            .expect("fits");
+        assert!(matches!(
+            cursor.step(),
+            Step::NeedGroup(GroupRef {
+                kind: Kind::Group,
+                first_offset: 20,
+                ..
+            })
+        ));
         cursor.provide(group(Kind::Group, &[20, 30])).expect("fits");
         assert_eq!(fragment_range(cursor.step()), (20, 30));
         assert_eq!(fragment_range(cursor.step()), (30, 40));
@@ -195,14 +248,24 @@ mod tests {
         for seek in [Start::Offset(0), Start::Offset(20), Start::Timestamp(0)] {
             let mut cursor = FragmentCursor::new(root(20, 40, vec![entry(0, Kind::Group)]), seek);
             assert!(matches!(cursor.step(), Step::NeedGroup(_)));
-            cursor.provide(group(Kind::Group, &[0, 10, 20, 30])).expect("fits");
+            cursor
+                .provide(group(Kind::Group, &[0, 10, 20, 30]))
+                .expect("fits");
             assert_eq!(fragment_range(cursor.step()), (20, 30));
         }
     }
 
     #[test]
     fn a_timestamp_is_found_in_the_first_entry_that_reaches_it() {
-        let flat = root(0, 30, vec![entry(0, Kind::Fragment), entry(10, Kind::Fragment), entry(20, Kind::Fragment)]);
+        let flat = root(
+            0,
+            30,
+            vec![
+                entry(0, Kind::Fragment),
+                entry(10, Kind::Fragment),
+                entry(20, Kind::Fragment),
+            ],
+        );
         for (timestamp_ms, found) in [(-5, (0, 10)), (9, (0, 10)), (10, (10, 20)), (29, (20, 30))] {
             let mut cursor = FragmentCursor::new(Arc::clone(&flat), Start::Timestamp(timestamp_ms));
             assert_eq!(fragment_range(cursor.step()), found);
@@ -214,13 +277,26 @@ mod tests {
     #[test]
     fn a_group_that_does_not_fit_its_place_is_refused() {
         let mut cursor = FragmentCursor::new(
-            root(0, 30, vec![entry(0, Kind::Group), entry(20, Kind::Fragment)]),
+            root(
+                0,
+                30,
+                vec![entry(0, Kind::Group), entry(20, Kind::Fragment)],
+            ),
             Start::Offset(0),
         );
         assert!(matches!(cursor.step(), Step::NeedGroup(_)));
-        assert!(cursor.provide(group(Kind::Group, &[0, 10, 20])).is_err(), "reaches into its neighbour");
-        assert!(cursor.provide(group(Kind::Group, &[5, 10])).is_err(), "starts elsewhere");
-        assert!(cursor.provide(group(Kind::KiloGroup, &[0])).is_err(), "another height");
+        assert!(
+            cursor.provide(group(Kind::Group, &[0, 10, 20])).is_err(),
+            "reaches into its neighbour"
+        );
+        assert!(
+            cursor.provide(group(Kind::Group, &[5, 10])).is_err(),
+            "starts elsewhere"
+        );
+        assert!(
+            cursor.provide(group(Kind::KiloGroup, &[0])).is_err(),
+            "another height"
+        );
         cursor.provide(group(Kind::Group, &[0, 10])).expect("fits");
     }
 }

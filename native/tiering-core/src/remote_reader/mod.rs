@@ -38,8 +38,8 @@ use streaming::Streaming;
 
 #[derive(Debug)]
 enum Phase {
-    Placing(Placing),
-    Streaming(Streaming),
+    Placing(Box<Placing>),
+    Streaming(Box<Streaming>),
     Finished,
 }
 
@@ -64,7 +64,7 @@ impl RemoteReader {
     pub fn new(now_ms: u64, settings: Settings, start: Start, seed: u64) -> Self {
         let mut reader = Self {
             context: Context::new(now_ms, settings.sanitized(), seed),
-            phase: Phase::Placing(Placing::new(start)),
+            phase: Phase::Placing(Box::new(Placing::new(start))),
         };
         reader.advance(now_ms);
         reader
@@ -78,15 +78,22 @@ impl RemoteReader {
         let event_is_grant = matches!(event, Event::Granted { .. });
         let next = match event {
             Event::Manifest { id, view } => match (self.context.take_lookup(id), &mut self.phase) {
-                (Some(lookup), Phase::Placing(placing)) => placing.manifest(&mut self.context, now_ms, lookup, view),
+                (Some(lookup), Phase::Placing(placing)) => {
+                    placing.manifest(&mut self.context, now_ms, lookup, view)
+                }
                 _ => Next::Stay,
             },
-            Event::Fetched { id, outcome } => match (self.context.take_lookup(id), &mut self.phase) {
-                (Some(lookup), Phase::Placing(placing)) => placing.fetched(&mut self.context, now_ms, lookup, outcome),
+            Event::Fetched { id, outcome } => match (self.context.take_lookup(id), &mut self.phase)
+            {
+                (Some(lookup), Phase::Placing(placing)) => {
+                    placing.fetched(&mut self.context, now_ms, lookup, outcome)
+                }
                 (Some(lookup), Phase::Streaming(streaming)) => {
                     streaming.lookup_fetched(&mut self.context, now_ms, lookup, outcome)
                 }
-                (None, Phase::Streaming(streaming)) => streaming.range_fetched(&mut self.context, now_ms, id, outcome),
+                (None, Phase::Streaming(streaming)) => {
+                    streaming.range_fetched(&mut self.context, now_ms, id, outcome)
+                }
                 (None, Phase::Placing(_)) | (_, Phase::Finished) => Next::Stay,
             },
             Event::Granted { bytes } => {
@@ -125,7 +132,14 @@ impl RemoteReader {
             Phase::Streaming(streaming) => streaming.next_due_ms(),
             Phase::Placing(_) | Phase::Finished => None,
         };
-        [self.context.lookup_due_ms(), ranges_due_ms, self.stall_deadline_ms()].into_iter().flatten().min()
+        [
+            self.context.lookup_due_ms(),
+            ranges_due_ms,
+            self.stall_deadline_ms(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Whether nothing more comes.
@@ -168,7 +182,10 @@ impl RemoteReader {
                 break;
             }
         }
-        if self.stall_deadline_ms().is_some_and(|deadline_ms| deadline_ms <= now_ms) {
+        if self
+            .stall_deadline_ms()
+            .is_some_and(|deadline_ms| deadline_ms <= now_ms)
+        {
             let finish = self.context.unavailable();
             self.apply(Next::Finish(finish));
         }
@@ -208,6 +225,10 @@ impl RemoteReader {
             Phase::Placing(_) => false,
             Phase::Finished => return None,
         };
-        if ranges_owe || self.context.lookup_owes_store() { self.context.stall_deadline_ms() } else { None }
+        if ranges_owe || self.context.lookup_owes_store() {
+            self.context.stall_deadline_ms()
+        } else {
+            None
+        }
     }
 }

@@ -34,12 +34,22 @@ pub(super) struct Placing {
 
 impl Placing {
     pub(super) const fn new(target: Start) -> Self {
-        Self { target, exact: false, cursor: None, manifest_next_offset: 0 }
+        Self {
+            target,
+            exact: false,
+            cursor: None,
+            manifest_next_offset: 0,
+        }
     }
 
     /// Goes on after a chunk that was delivered.
     pub(super) const fn resume(expected_offset: u64) -> Self {
-        Self { target: Start::Offset(expected_offset), exact: true, cursor: None, manifest_next_offset: 0 }
+        Self {
+            target: Start::Offset(expected_offset),
+            exact: true,
+            cursor: None,
+            manifest_next_offset: 0,
+        }
     }
 
     pub(super) fn advance(&mut self, context: &mut Context) -> Next {
@@ -57,34 +67,63 @@ impl Placing {
                 Next::Stay
             }
             Step::End => match self.target {
-                Start::Timestamp(_) => Next::Finish(Finish::Local { next_offset: self.manifest_next_offset }),
-                Start::Offset(offset) => corrupt(format!("no fragment holds offset {offset} of the manifest's range")),
+                Start::Timestamp(_) => Next::Finish(Finish::Local {
+                    next_offset: self.manifest_next_offset,
+                }),
+                Start::Offset(offset) => corrupt(format!(
+                    "no fragment holds offset {offset} of the manifest's range"
+                )),
             },
             Step::Fragment(fragment) => self.enter_fragment(context, cursor, fragment),
         }
     }
 
-    fn enter_fragment(&mut self, context: &mut Context, cursor: FragmentCursor, fragment: FragmentRef) -> Next {
+    fn enter_fragment(
+        &mut self,
+        context: &mut Context,
+        cursor: FragmentCursor,
+        fragment: FragmentRef,
+    ) -> Next {
         if let Err(text) = check_fragment(&fragment) {
             return corrupt(text);
         }
         let starts_there = match self.target {
-            Start::Offset(offset) if (fragment.first_offset..fragment.next_offset).contains(&offset) => {
+            Start::Offset(offset)
+                if (fragment.first_offset..fragment.next_offset).contains(&offset) =>
+            {
                 offset == fragment.first_offset
             }
-            Start::Offset(offset) => return corrupt(format!("fragment {} does not hold {offset}", fragment.first_offset)),
+            Start::Offset(offset) => {
+                return corrupt(format!(
+                    "fragment {} does not hold {offset}",
+                    fragment.first_offset
+                ));
+            }
             Start::Timestamp(timestamp_ms) => timestamp_ms <= fragment.first_timestamp_ms,
         };
         if starts_there {
-            let streaming =
-                Streaming::new(context, cursor, fragment, DATA_START, fragment.first_offset, None);
-            return Next::Enter(Phase::Streaming(streaming));
+            let streaming = Streaming::new(
+                context,
+                cursor,
+                fragment,
+                DATA_START,
+                fragment.first_offset,
+                None,
+            );
+            return Next::Enter(Phase::Streaming(Box::new(streaming)));
         }
         let start = DATA_START.saturating_add(fragment.data_bytes);
-        let max_chunks = (fragment.next_offset - fragment.first_offset).min(fragment.data_bytes / HEADER_BYTES as u64);
-        let max_bytes = max_chunks.saturating_mul(INDEX_RECORD_BYTES as u64).min(MAX_INDEX_BYTES);
+        let max_chunks = (fragment.next_offset - fragment.first_offset)
+            .min(fragment.data_bytes / HEADER_BYTES as u64);
+        let max_bytes = max_chunks
+            .saturating_mul(INDEX_RECORD_BYTES as u64)
+            .min(MAX_INDEX_BYTES);
         self.cursor = Some(cursor);
-        context.look_up(LookupKind::Index { fragment, start, end_max: start.saturating_add(max_bytes) });
+        context.look_up(LookupKind::Index {
+            fragment,
+            start,
+            end_max: start.saturating_add(max_bytes),
+        });
         Next::Stay
     }
 
@@ -155,7 +194,9 @@ impl Placing {
                 match lookup.kind {
                     LookupKind::Manifest => Next::Stay,
                     LookupKind::Group(group) => self.group(context, now_ms, lookup, group, &bytes),
-                    LookupKind::Index { fragment, .. } => self.index(context, now_ms, lookup, fragment, &bytes),
+                    LookupKind::Index { fragment, .. } => {
+                        self.index(context, now_ms, lookup, fragment, &bytes)
+                    }
                 }
             }
             Err(Failure::NotFound(_)) => {
@@ -170,7 +211,9 @@ impl Placing {
                 }
             }
             Err(Failure::Corrupt(text)) => match lookup.kind {
-                LookupKind::Index { fragment, .. } => self.unusable_index(context, now_ms, lookup, fragment, text),
+                LookupKind::Index { fragment, .. } => {
+                    self.unusable_index(context, now_ms, lookup, fragment, text)
+                }
                 _ => damaged(context, now_ms, lookup, text),
             },
             Err(failure @ (Failure::Transient(_) | Failure::Stalled(_))) => {
@@ -189,10 +232,17 @@ impl Placing {
         bytes: &[u8],
     ) -> Next {
         context.object_found((group.first_offset, group.uid));
-        match self.cursor.as_mut().map(|cursor| provide_group(cursor, group, bytes)) {
+        match self
+            .cursor
+            .as_mut()
+            .map(|cursor| provide_group(cursor, group, bytes))
+        {
             Some(Ok(())) => Next::Stay,
             Some(Err(text)) => damaged(context, now_ms, lookup, text),
-            None => Next::Finish(failed(FailureKind::Bug, "a group came and nothing waited for it")),
+            None => Next::Finish(failed(
+                FailureKind::Bug,
+                "a group came and nothing waited for it",
+            )),
         }
     }
 
@@ -228,12 +278,31 @@ impl Placing {
         }
     }
 
-    fn stream_from(&mut self, context: &mut Context, fragment: FragmentRef, position: u64, offset: u64) -> Next {
+    fn stream_from(
+        &mut self,
+        context: &mut Context,
+        fragment: FragmentRef,
+        position: u64,
+        offset: u64,
+    ) -> Next {
         let Some(cursor) = self.cursor.take() else {
-            return Next::Finish(failed(FailureKind::Bug, "an index came and nothing waited for it"));
+            return Next::Finish(failed(
+                FailureKind::Bug,
+                "an index came and nothing waited for it",
+            ));
         };
-        let skip = Skip { until: self.target, exact: self.exact };
-        Next::Enter(Phase::Streaming(Streaming::new(context, cursor, fragment, position, offset, Some(skip))))
+        let skip = Skip {
+            until: self.target,
+            exact: self.exact,
+        };
+        Next::Enter(Phase::Streaming(Box::new(Streaming::new(
+            context,
+            cursor,
+            fragment,
+            position,
+            offset,
+            Some(skip),
+        ))))
     }
 }
 
@@ -248,9 +317,16 @@ pub(super) fn check_fragment(fragment: &FragmentRef) -> Result<(), String> {
     Ok(())
 }
 
-pub(super) fn provide_group(cursor: &mut FragmentCursor, group: GroupRef, bytes: &[u8]) -> Result<(), String> {
-    let decoded = Group::decode(group.kind, bytes).map_err(|error| format!("group {}: {error}", group.first_offset))?;
-    cursor.provide(decoded).map_err(|text| format!("group {}: {text}", group.first_offset))
+pub(super) fn provide_group(
+    cursor: &mut FragmentCursor,
+    group: GroupRef,
+    bytes: &[u8],
+) -> Result<(), String> {
+    let decoded = Group::decode(group.kind, bytes)
+        .map_err(|error| format!("group {}: {error}", group.first_offset))?;
+    cursor
+        .provide(decoded)
+        .map_err(|text| format!("group {}: {text}", group.first_offset))
 }
 
 pub(super) fn damaged(context: &mut Context, now_ms: u64, lookup: Lookup, text: String) -> Next {
@@ -274,15 +350,21 @@ fn search_index(fragment: &FragmentRef, bytes: &[u8], target: Start) -> Result<(
     if first.offset != fragment.first_offset || first.position != 0 {
         return Err(wrong("does not start with the fragment"));
     }
-    if last.offset >= fragment.next_offset || u64::from(last.position) + HEADER_BYTES as u64 > fragment.data_bytes {
+    if last.offset >= fragment.next_offset
+        || u64::from(last.position) + HEADER_BYTES as u64 > fragment.data_bytes
+    {
         return Err(wrong("reaches past the fragment"));
     }
     let found = match target {
         Start::Offset(offset) => fragment::search_by_offset(&index.records, offset),
         // Clocks step back: if no chunk is new enough after all, the last one leads to the next fragment.
-        Start::Timestamp(timestamp_ms) => fragment::search_by_timestamp(&index.records, timestamp_ms)
-            .or(Some(index.records.len() - 1)),
+        Start::Timestamp(timestamp_ms) => {
+            fragment::search_by_timestamp(&index.records, timestamp_ms)
+                .or(Some(index.records.len() - 1))
+        }
     };
-    let record = found.and_then(|number| index.records.get(number)).unwrap_or(first);
+    let record = found
+        .and_then(|number| index.records.get(number))
+        .unwrap_or(first);
     Ok((record.offset, DATA_START + u64::from(record.position)))
 }

@@ -14,9 +14,7 @@ pub(super) enum RangeState {
     /// Asked for.
     InFlight,
     /// To be asked for again, not before this.
-    Backoff {
-        until_ms: u64,
-    },
+    Backoff { until_ms: u64 },
     /// Here, waiting for those in front of it.
     Complete(Bytes),
 }
@@ -57,7 +55,10 @@ impl RangeQueue {
 
     /// Ranges that are not here yet.
     pub(super) fn owing(&self) -> usize {
-        self.ranges.iter().filter(|range| !matches!(range.state, RangeState::Complete(_))).count()
+        self.ranges
+            .iter()
+            .filter(|range| !matches!(range.state, RangeState::Complete(_)))
+            .count()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -71,13 +72,19 @@ impl RangeQueue {
 
     /// The range that waits for this answer.
     pub(super) fn in_flight_mut(&mut self, id: u64) -> Option<&mut Range> {
-        self.ranges.iter_mut().find(|range| range.id == id && matches!(range.state, RangeState::InFlight))
+        self.ranges
+            .iter_mut()
+            .find(|range| range.id == id && matches!(range.state, RangeState::InFlight))
     }
 
     /// The answer of a range; may be shorter than asked, then the rest becomes a range of its own behind it.
     pub(super) fn complete(&mut self, id: u64, bytes: Bytes, rest_id: u64, rest_until_ms: u64) {
-        let Some(index) = self.ranges.iter().position(|range| range.id == id) else { return };
-        let Some(range) = self.ranges.get_mut(index) else { return };
+        let Some(index) = self.ranges.iter().position(|range| range.id == id) else {
+            return;
+        };
+        let Some(range) = self.ranges.get_mut(index) else {
+            return;
+        };
         debug_assert!(bytes.len() as u64 <= range.len_bytes());
         let end = range.end;
         range.end = range.start + bytes.len() as u64;
@@ -90,7 +97,9 @@ impl RangeQueue {
                 end,
                 attempts: range.attempts + 1,
                 damaged: range.damaged,
-                state: RangeState::Backoff { until_ms: rest_until_ms },
+                state: RangeState::Backoff {
+                    until_ms: rest_until_ms,
+                },
             };
             self.ranges.insert(index + 1, rest);
         }
@@ -98,7 +107,13 @@ impl RangeQueue {
 
     /// The first range's bytes, if they are here.
     pub(super) fn pop_complete(&mut self) -> Option<Bytes> {
-        if !matches!(self.ranges.front(), Some(Range { state: RangeState::Complete(_), .. })) {
+        if !matches!(
+            self.ranges.front(),
+            Some(Range {
+                state: RangeState::Complete(_),
+                ..
+            })
+        ) {
             return None;
         }
         let range = self.ranges.pop_front()?;
@@ -111,9 +126,9 @@ impl RangeQueue {
 
     /// The first range whose wait is over.
     pub(super) fn due_mut(&mut self, now_ms: u64) -> Option<&mut Range> {
-        self.ranges
-            .iter_mut()
-            .find(|range| matches!(range.state, RangeState::Backoff { until_ms } if until_ms <= now_ms))
+        self.ranges.iter_mut().find(
+            |range| matches!(range.state, RangeState::Backoff { until_ms } if until_ms <= now_ms),
+        )
     }
 
     /// When the next wait is over.
@@ -129,7 +144,11 @@ impl RangeQueue {
 
     /// Drops the range `id` and everything behind it. Returns the ids of those that were still asked for.
     pub(super) fn cut_from(&mut self, id: u64) -> Vec<u64> {
-        let index = self.ranges.iter().position(|range| range.id == id).unwrap_or(self.ranges.len());
+        let index = self
+            .ranges
+            .iter()
+            .position(|range| range.id == id)
+            .unwrap_or(self.ranges.len());
         let dropped = self.ranges.split_off(index);
         self.bytes -= dropped.iter().map(Range::len_bytes).sum::<u64>();
         in_flight_ids(&dropped)
@@ -143,5 +162,9 @@ impl RangeQueue {
 }
 
 fn in_flight_ids(ranges: &VecDeque<Range>) -> Vec<u64> {
-    ranges.iter().filter(|range| matches!(range.state, RangeState::InFlight)).map(|range| range.id).collect()
+    ranges
+        .iter()
+        .filter(|range| matches!(range.state, RangeState::InFlight))
+        .map(|range| range.id)
+        .collect()
 }

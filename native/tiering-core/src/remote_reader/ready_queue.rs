@@ -64,18 +64,32 @@ impl ReadyQueue {
             Some(chunk) if chunk.header.chunk_id > max_chunk_id => return ReadOutcome::Wait,
             Some(_) | None => {}
         }
-        if let Some(Chunk { header, position, bytes }) = self.chunks.pop_front() {
+        if let Some(Chunk {
+            header,
+            position,
+            bytes,
+        }) = self.chunks.pop_front()
+        {
             self.taken_chunks += 1;
             self.taken_bytes += bytes.len() as u64;
-            return ReadOutcome::Chunk { header, position, bytes };
+            return ReadOutcome::Chunk {
+                header,
+                position,
+                bytes,
+            };
         }
         match &self.finish {
             None => {
                 self.waiting = true;
                 ReadOutcome::Wait
             }
-            Some(Finish::Local { next_offset }) => ReadOutcome::Local { next_offset: *next_offset },
-            Some(Finish::Failed { kind, text }) => ReadOutcome::Failed { kind: *kind, text: text.clone() },
+            Some(Finish::Local { next_offset }) => ReadOutcome::Local {
+                next_offset: *next_offset,
+            },
+            Some(Finish::Failed { kind, text }) => ReadOutcome::Failed {
+                kind: *kind,
+                text: text.clone(),
+            },
         }
     }
 
@@ -96,7 +110,10 @@ impl ReadyQueue {
 
     /// Chunks and bytes taken since this was last asked: the machine's `Consumed` event.
     pub fn drain_taken(&mut self) -> (usize, u64) {
-        (std::mem::take(&mut self.taken_chunks), std::mem::take(&mut self.taken_bytes))
+        (
+            std::mem::take(&mut self.taken_chunks),
+            std::mem::take(&mut self.taken_bytes),
+        )
     }
 
     /// Bytes taken and not yet reported by [`Self::drain_taken`].
@@ -142,7 +159,11 @@ mod tests {
             trailer_bytes: 0,
             filter_bytes: 0,
         };
-        Chunk { header, position: 8, bytes: Bytes::copy_from_slice(&header.encode()) }
+        Chunk {
+            header,
+            position: 8,
+            bytes: Bytes::copy_from_slice(&header.encode()),
+        }
     }
 
     #[test]
@@ -179,7 +200,10 @@ mod tests {
     fn the_end_wakes_a_waiting_consumer() {
         let mut queue = ReadyQueue::new();
         assert_eq!(queue.take(u64::MAX), ReadOutcome::Wait);
-        assert!(queue.finish(Finish::Failed { kind: FailureKind::Lost, text: String::new() }));
+        assert!(queue.finish(Finish::Failed {
+            kind: FailureKind::Lost,
+            text: String::new()
+        }));
     }
 
     #[test]

@@ -22,7 +22,10 @@ impl Jitter {
     /// Wait before attempt number `attempt` (1 = first repetition): doubling, capped, and of that a random upper half.
     pub(super) fn backoff_ms(&mut self, settings: &Settings, attempt: u32) -> u64 {
         let doublings = attempt.saturating_sub(1).min(20);
-        let full = settings.backoff_min_ms.saturating_mul(1 << doublings).min(settings.backoff_max_ms);
+        let full = settings
+            .backoff_min_ms
+            .saturating_mul(1 << doublings)
+            .min(settings.backoff_max_ms);
         let half = full / 2;
         full - self.next() % (half + 1)
     }
@@ -36,10 +39,20 @@ mod tests {
     fn backoff_doubles_up_to_the_cap_and_jitters_down_to_half() {
         let settings = Settings::default();
         let mut jitter = Jitter::new(7);
-        for (attempt, full) in [(1, 100), (2, 200), (3, 400), (6, 3_200), (7, 5_000), (u32::MAX, 5_000)] {
+        for (attempt, full) in [
+            (1, 100),
+            (2, 200),
+            (3, 400),
+            (6, 3_200),
+            (7, 5_000),
+            (u32::MAX, 5_000),
+        ] {
             for _ in 0..50 {
                 let wait = jitter.backoff_ms(&settings, attempt);
-                assert!(wait >= full / 2 && wait <= full, "attempt {attempt}: {wait}");
+                assert!(
+                    wait >= full / 2 && wait <= full,
+                    "attempt {attempt}: {wait}"
+                );
             }
         }
     }
@@ -49,7 +62,9 @@ mod tests {
         let settings = Settings::default();
         let waits = |seed| {
             let mut jitter = Jitter::new(seed);
-            (1..20).map(|attempt| jitter.backoff_ms(&settings, attempt)).collect::<Vec<_>>()
+            (1..20)
+                .map(|attempt| jitter.backoff_ms(&settings, attempt))
+                .collect::<Vec<_>>()
         };
         assert_eq!(waits(1), waits(1));
         assert_ne!(waits(1), waits(2));

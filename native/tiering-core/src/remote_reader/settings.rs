@@ -52,7 +52,9 @@ impl Settings {
         // A request must at least be able to carry a chunk header; one grant must fit the driver's semaphore (u32).
         self.read_request_bytes = self.read_request_bytes.clamp(64, 1 << 30);
         self.first_request_bytes = self.first_request_bytes.clamp(64, self.read_request_bytes);
-        self.read_ahead_bytes = self.read_ahead_bytes.clamp(self.first_request_bytes, 1 << 40);
+        self.read_ahead_bytes = self
+            .read_ahead_bytes
+            .clamp(self.first_request_bytes, 1 << 40);
         self.max_depth = self.max_depth.clamp(1, 64);
         self.max_ready_chunks = self.max_ready_chunks.clamp(1, 1 << 20);
         self.backoff_min_ms = self.backoff_min_ms.max(1);
@@ -88,10 +90,14 @@ impl Counters {
             read_ranges: self.read_ranges.saturating_sub(earlier.read_ranges),
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
             chunks_served: self.chunks_served.saturating_sub(earlier.chunks_served),
-            chunk_crc_mismatches: self.chunk_crc_mismatches.saturating_sub(earlier.chunk_crc_mismatches),
+            chunk_crc_mismatches: self
+                .chunk_crc_mismatches
+                .saturating_sub(earlier.chunk_crc_mismatches),
             range_retries: self.range_retries.saturating_sub(earlier.range_retries),
             repositions: self.repositions.saturating_sub(earlier.repositions),
-            indexes_unusable: self.indexes_unusable.saturating_sub(earlier.indexes_unusable),
+            indexes_unusable: self
+                .indexes_unusable
+                .saturating_sub(earlier.indexes_unusable),
         }
     }
 }

@@ -133,7 +133,9 @@ impl Streaming {
     }
 
     fn search_anew(&self) -> Next {
-        Next::Enter(Phase::Placing(Placing::resume(self.assembly.expected_offset())))
+        Next::Enter(Phase::Placing(Box::new(Placing::resume(
+            self.assembly.expected_offset(),
+        ))))
     }
 
     // Cutting.
@@ -146,7 +148,11 @@ impl Streaming {
             match self.assembly.cut() {
                 Cut::Chunk(chunk) => {
                     let bytes = chunk.bytes.len() as u64;
-                    match self.skips(chunk.header.chunk_id, chunk.header.next_offset(), chunk.header.timestamp_ms)? {
+                    match self.skips(
+                        chunk.header.chunk_id,
+                        chunk.header.next_offset(),
+                        chunk.header.timestamp_ms,
+                    )? {
                         true => context.grow_window(bytes),
                         false => context.deliver(chunk),
                     }
@@ -156,7 +162,9 @@ impl Streaming {
                     None => return Ok(Idle::NeedBytes),
                 },
                 Cut::FragmentEnd => {
-                    let Some(next) = self.fragments.get(1).copied() else { return Ok(Idle::FragmentEnd) };
+                    let Some(next) = self.fragments.get(1).copied() else {
+                        return Ok(Idle::FragmentEnd);
+                    };
                     self.fragments.pop_front();
                     if self.frontier_index == 0 {
                         self.frontier_position = DATA_START;
@@ -174,8 +182,15 @@ impl Streaming {
     }
 
     /// Whether the chunk is in front of the place that was asked for.
-    fn skips(&mut self, chunk_id: u64, next_offset: Option<u64>, timestamp_ms: i64) -> Result<bool, Finish> {
-        let Some(Skip { until, exact }) = self.skip else { return Ok(false) };
+    fn skips(
+        &mut self,
+        chunk_id: u64,
+        next_offset: Option<u64>,
+        timestamp_ms: i64,
+    ) -> Result<bool, Finish> {
+        let Some(Skip { until, exact }) = self.skip else {
+            return Ok(false);
+        };
         let in_front = match until {
             Start::Offset(offset) => next_offset.is_some_and(|next| next <= offset),
             Start::Timestamp(target_ms) => timestamp_ms < target_ms,
@@ -224,9 +239,13 @@ impl Streaming {
                 return Ok(());
             }
             let Some(fragment) = self.fragments.get(self.frontier_index).copied() else {
-                return Err(failed(FailureKind::Bug, "the frontier left the known fragments"));
+                return Err(failed(
+                    FailureKind::Bug,
+                    "the frontier left the known fragments",
+                ));
             };
-            let remaining_bytes = (DATA_START.saturating_add(fragment.data_bytes)).saturating_sub(self.frontier_position);
+            let remaining_bytes = (DATA_START.saturating_add(fragment.data_bytes))
+                .saturating_sub(self.frontier_position);
             if remaining_bytes == 0 {
                 match self.next_fragment(context)? {
                     true => continue,
@@ -244,12 +263,16 @@ impl Streaming {
             let limit_bytes = floor_bytes.max(context.held_bytes);
             if outstanding_bytes + length > limit_bytes {
                 if !starving {
-                    context.reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
+                    context
+                        .reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
                     return Ok(());
                 }
                 length = limit_bytes.saturating_sub(outstanding_bytes);
                 if length == 0 {
-                    return Err(failed(FailureKind::Bug, "a starving reader has no memory of its own"));
+                    return Err(failed(
+                        FailureKind::Bug,
+                        "a starving reader has no memory of its own",
+                    ));
                 }
             }
             self.ask(context, fragment, length);
@@ -259,7 +282,10 @@ impl Streaming {
 
     /// Memory that needs no grant: enough to have the next chunk whole and to see the header after it.
     fn floor_bytes(&self, context: &Context) -> u64 {
-        context.settings.first_request_bytes.saturating_add(self.assembly.next_chunk_bytes().unwrap_or(0))
+        context
+            .settings
+            .first_request_bytes
+            .saturating_add(self.assembly.next_chunk_bytes().unwrap_or(0))
     }
 
     fn ask(&mut self, context: &mut Context, fragment: FragmentRef, length: u64) {
@@ -268,9 +294,22 @@ impl Streaming {
         let end = start + length;
         self.frontier_position = end;
         let state = RangeState::InFlight;
-        self.ranges.push(Range { id, fragment, start, end, attempts: 0, damaged: 0, state });
+        self.ranges.push(Range {
+            id,
+            fragment,
+            start,
+            end,
+            attempts: 0,
+            damaged: 0,
+            state,
+        });
         context.counters.read_ranges += 1;
-        context.emit(Effect::GetRange { id, fragment, start, end });
+        context.emit(Effect::GetRange {
+            id,
+            fragment,
+            start,
+            end,
+        });
     }
 
     /// Moves the frontier to the start of the next fragment; false if that is not known yet.
@@ -287,8 +326,15 @@ impl Streaming {
         match self.cursor.step() {
             Step::Fragment(fragment) => {
                 check_fragment(&fragment).map_err(|text| failed(FailureKind::Corrupt, text))?;
-                if self.fragments.back().is_none_or(|last| last.next_offset != fragment.first_offset) {
-                    return Err(failed(FailureKind::Bug, "the manifest cursor skipped a fragment"));
+                if self
+                    .fragments
+                    .back()
+                    .is_none_or(|last| last.next_offset != fragment.first_offset)
+                {
+                    return Err(failed(
+                        FailureKind::Bug,
+                        "the manifest cursor skipped a fragment",
+                    ));
                 }
                 self.fragments.push_back(fragment);
                 self.frontier_index = self.fragments.len() - 1;
@@ -312,9 +358,20 @@ impl Streaming {
         while let Some(range) = self.ranges.due_mut(now_ms) {
             range.id = context.fresh_id();
             range.state = RangeState::InFlight;
-            let Range { id, fragment, start, end, .. } = *range;
+            let Range {
+                id,
+                fragment,
+                start,
+                end,
+                ..
+            } = *range;
             context.counters.read_ranges += 1;
-            context.emit(Effect::GetRange { id, fragment, start, end });
+            context.emit(Effect::GetRange {
+                id,
+                fragment,
+                start,
+                end,
+            });
         }
     }
 
@@ -327,22 +384,34 @@ impl Streaming {
         id: u64,
         outcome: Result<Bytes, Failure>,
     ) -> Next {
-        let Some(range) = self.ranges.in_flight_mut(id) else { return Next::Stay };
+        let Some(range) = self.ranges.in_flight_mut(id) else {
+            return Next::Stay;
+        };
         let outcome = outcome.and_then(|bytes| match bytes.len() as u64 {
-            0 => Err(Failure::Transient(format!("no bytes for {}..{} of {}", range.start, range.end, range.fragment.first_offset))),
-            length if length > range.len_bytes() => Err(Failure::Transient("more bytes than asked for".to_owned())),
+            0 => Err(Failure::Transient(format!(
+                "no bytes for {}..{} of {}",
+                range.start, range.end, range.fragment.first_offset
+            ))),
+            length if length > range.len_bytes() => {
+                Err(Failure::Transient("more bytes than asked for".to_owned()))
+            }
             _ => Ok(bytes),
         });
         match outcome {
             Ok(bytes) => {
                 let object = (range.fragment.first_offset, range.fragment.uid);
-                let (short, attempt) = ((bytes.len() as u64) < range.len_bytes(), range.attempts + 1);
+                let (short, attempt) =
+                    ((bytes.len() as u64) < range.len_bytes(), range.attempts + 1);
                 context.progress(now_ms);
                 context.object_found(object);
                 context.counters.read_bytes += bytes.len() as u64;
                 let rest_id = context.fresh_id();
                 let rest_until_ms = match short {
-                    true => context.fault(now_ms, attempt, &Failure::Transient("short answer".to_owned())),
+                    true => context.fault(
+                        now_ms,
+                        attempt,
+                        &Failure::Transient("short answer".to_owned()),
+                    ),
                     false => now_ms,
                 };
                 self.ranges.complete(id, bytes, rest_id, rest_until_ms);
@@ -376,7 +445,9 @@ impl Streaming {
         lookup: Lookup,
         outcome: Result<Bytes, Failure>,
     ) -> Next {
-        let LookupKind::Group(group) = lookup.kind else { return Next::Stay };
+        let LookupKind::Group(group) = lookup.kind else {
+            return Next::Stay;
+        };
         match outcome {
             Ok(bytes) => {
                 context.progress(now_ms);

@@ -6,7 +6,10 @@ use crate::remote_reader::*;
 use crate::replica_reader::Failure;
 
 fn stream() -> World {
-    World::new(0, &[vec![(1, 100); 20], vec![(1, 100); 20], vec![(1, 100); 20]])
+    World::new(
+        0,
+        &[vec![(1, 100); 20], vec![(1, 100); 20], vec![(1, 100); 20]],
+    )
 }
 
 fn started(world: World) -> Run {
@@ -21,7 +24,13 @@ fn transient() -> Failure {
 
 /// Answers and consumes until there are at least this many requests for ranges at once.
 fn until_deep(run: &mut Run, depth: usize) {
-    while run.requests.iter().filter(|request| request.what == What::Range).count() < depth {
+    while run
+        .requests
+        .iter()
+        .filter(|request| request.what == What::Range)
+        .count()
+        < depth
+    {
         run.answer_truly(What::Range);
         run.consume();
     }
@@ -43,7 +52,11 @@ fn only_the_range_that_failed_is_asked_for_again() {
     let failed = run.requests[0].clone();
     run.answer(&failed, Err(transient()));
     assert_eq!(run.requests, others);
-    assert!(run.reader.poll_timeout().is_some_and(|at| at > run.now_ms && at <= run.now_ms + 100));
+    assert!(
+        run.reader
+            .poll_timeout()
+            .is_some_and(|at| at > run.now_ms && at <= run.now_ms + 100)
+    );
     run.sleep();
     let again = run.ranges()[before.len()..].to_vec();
     assert_eq!(again[0], (failed.object.0, failed.start, failed.end));
@@ -92,7 +105,11 @@ fn faults_are_borne_for_the_deadline_and_no_longer() {
 
         let mut run = started(stream());
         while run.finish.is_none() {
-            if run.requests.iter().any(|request| request.what == What::Range) {
+            if run
+                .requests
+                .iter()
+                .any(|request| request.what == What::Range)
+            {
                 run.fail(What::Range, failure.clone());
             }
             run.sleep();
@@ -145,7 +162,10 @@ fn a_chunk_that_stays_wrong_is_never_delivered() {
     let mut run = started(world);
     assert_eq!(kind_of(run.to_the_end()), FailureKind::Corrupt);
     assert_eq!(run.reader.counters().chunk_crc_mismatches, 2);
-    assert_eq!(run.delivered(), run.world.chunks_from(0)[..run.delivered.len()]);
+    assert_eq!(
+        run.delivered(),
+        run.world.chunks_from(0)[..run.delivered.len()]
+    );
     assert_eq!(run.delivered.len(), 3);
 }
 
@@ -155,7 +175,14 @@ fn without_verification_the_data_is_passed_on_as_it_is() {
     let mut object = world.objects[&(0, 1)].to_vec();
     object[8 + 60] ^= 1;
     world.objects.insert((0, 1), object.into());
-    let mut run = Run::new(world, Settings { verify_crc: false, ..small() }, Start::Offset(0));
+    let mut run = Run::new(
+        world,
+        Settings {
+            verify_crc: false,
+            ..small()
+        },
+        Start::Offset(0),
+    );
     assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 60 });
 }
 
@@ -185,15 +212,32 @@ fn retention_under_a_reader_repositions_it_to_the_first_offset() {
 fn what_came_before_the_object_was_gone_is_still_served() {
     let mut run = started(stream());
     until_deep(&mut run, 2);
-    let last = run.requests.iter().max_by_key(|request| (request.object.0, request.start)).cloned().expect("two");
+    let last = run
+        .requests
+        .iter()
+        .max_by_key(|request| (request.object.0, request.start))
+        .cloned()
+        .expect("two");
     run.answer(&last, Err(Failure::NotFound("gone".to_owned())));
-    let held: u64 = run.requests.iter().map(|request| request.end - request.start).sum();
+    let held: u64 = run
+        .requests
+        .iter()
+        .map(|request| request.end - request.start)
+        .sum();
     assert!(held > 0, "the request in front goes on");
     let first_new = run.asked.len();
     run.answer_truly(What::Range);
-    assert_eq!(run.asked.len(), first_new, "nothing is asked for past what is gone");
+    assert_eq!(
+        run.asked.len(),
+        first_new,
+        "nothing is asked for past what is gone"
+    );
     run.to_the_end();
-    assert_eq!(run.delivered(), run.world.chunks_from(0), "the manifest still named it, and it came back");
+    assert_eq!(
+        run.delivered(),
+        run.world.chunks_from(0),
+        "the manifest still named it, and it came back"
+    );
 }
 
 #[test]
@@ -203,7 +247,11 @@ fn an_object_that_the_manifest_keeps_naming_is_lost_and_said_so() {
     let mut run = started(world);
     assert_eq!(kind_of(run.to_the_end()), FailureKind::Lost);
     assert_eq!(run.delivered(), run.world.chunks_from(0)[..20]);
-    assert!((8_000..20_000).contains(&run.now_ms), "after {} ms", run.now_ms);
+    assert!(
+        (8_000..20_000).contains(&run.now_ms),
+        "after {} ms",
+        run.now_ms
+    );
 }
 
 #[test]
@@ -213,7 +261,11 @@ fn a_manifest_that_ends_below_the_reader_sends_it_to_the_local_log() {
     run.consume();
     let next_offset = run.delivered.len() as u64;
     run.world.expire(3);
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset }, "the local log may still have what the manifest lost");
+    assert_eq!(
+        run.to_the_end(),
+        ReadOutcome::Local { next_offset },
+        "the local log may still have what the manifest lost"
+    );
 }
 
 #[test]

@@ -5,7 +5,14 @@ use super::world::*;
 use crate::remote_reader::*;
 
 fn three_fragments() -> World {
-    World::new(100, &[vec![(10, 50), (5, 60), (5, 70)], vec![(20, 80), (10, 90)], vec![(1, 40), (1, 40)]])
+    World::new(
+        100,
+        &[
+            vec![(10, 50), (5, 60), (5, 70)],
+            vec![(20, 80), (10, 90)],
+            vec![(1, 40), (1, 40)],
+        ],
+    )
 }
 
 fn read_from(world: World, start: Start) -> (Run, ReadOutcome) {
@@ -19,7 +26,11 @@ fn every_offset_is_found_at_the_chunk_that_holds_it() {
     for offset in 100..152 {
         let (run, outcome) = read_from(three_fragments(), Start::Offset(offset));
         assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
-        assert_eq!(run.delivered(), run.world.chunks_from(offset), "offset {offset}");
+        assert_eq!(
+            run.delivered(),
+            run.world.chunks_from(offset),
+            "offset {offset}"
+        );
     }
 }
 
@@ -49,8 +60,16 @@ fn a_timestamp_starts_at_the_first_chunk_that_is_new_enough() {
     for timestamp_ms in -5..=60 {
         let (run, outcome) = read_from(three_fragments(), Start::Timestamp(timestamp_ms));
         assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
-        let newer = run.world.chunks.iter().filter(|chunk| chunk.header.timestamp_ms >= timestamp_ms);
-        assert_eq!(run.delivered(), newer.map(|chunk| chunk.bytes.clone()).collect::<Vec<_>>(), "{timestamp_ms}");
+        let newer = run
+            .world
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.header.timestamp_ms >= timestamp_ms);
+        assert_eq!(
+            run.delivered(),
+            newer.map(|chunk| chunk.bytes.clone()).collect::<Vec<_>>(),
+            "{timestamp_ms}"
+        );
     }
 }
 
@@ -65,21 +84,39 @@ fn a_timestamp_newer_than_the_manifest_is_for_the_local_log() {
 fn an_offset_past_the_manifest_and_an_empty_manifest_are_for_the_local_log() {
     for offset in [152, 153, u64::MAX] {
         let (run, outcome) = read_from(three_fragments(), Start::Offset(offset));
-        assert_eq!(outcome, ReadOutcome::Local { next_offset: offset });
+        assert_eq!(
+            outcome,
+            ReadOutcome::Local {
+                next_offset: offset
+            }
+        );
         assert!(run.asked.is_empty());
     }
     let mut world = World::new(100, &[]);
     world.root = Some(Arc::new(Root::empty_at(70)));
-    assert_eq!(read_from(world.clone(), Start::Offset(70)).1, ReadOutcome::Local { next_offset: 70 });
-    assert_eq!(read_from(world.clone(), Start::Offset(60)).1, ReadOutcome::Local { next_offset: 60 });
-    assert_eq!(read_from(world, Start::Timestamp(0)).1, ReadOutcome::Local { next_offset: 70 });
+    assert_eq!(
+        read_from(world.clone(), Start::Offset(70)).1,
+        ReadOutcome::Local { next_offset: 70 }
+    );
+    assert_eq!(
+        read_from(world.clone(), Start::Offset(60)).1,
+        ReadOutcome::Local { next_offset: 60 }
+    );
+    assert_eq!(
+        read_from(world, Start::Timestamp(0)).1,
+        ReadOutcome::Local { next_offset: 70 }
+    );
 }
 
 #[test]
 fn an_offset_below_the_manifest_starts_at_its_first_offset() {
     let (run, _) = read_from(three_fragments(), Start::Offset(3));
     assert_eq!(run.delivered(), run.world.chunks_from(100));
-    assert_eq!(run.reader.counters().repositions, 0, "the reader did not skip anything that it was at");
+    assert_eq!(
+        run.reader.counters().repositions,
+        0,
+        "the reader did not skip anything that it was at"
+    );
 }
 
 #[test]
@@ -120,7 +157,11 @@ fn an_unusable_index_is_fetched_again_and_then_done_without() {
     assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
     assert_eq!(run.count(What::Index), 2);
     assert_eq!(run.reader.counters().indexes_unusable, 1);
-    assert_eq!(run.delivered(), run.world.chunks_from(117), "the chunks in front were skipped");
+    assert_eq!(
+        run.delivered(),
+        run.world.chunks_from(117),
+        "the chunks in front were skipped"
+    );
 }
 
 #[test]
@@ -138,6 +179,19 @@ fn an_unknown_manifest_is_waited_for_and_then_refused() {
     run.world.root = None;
     let mut run = Run::new(run.world, small(), Start::Offset(100));
     let outcome = run.to_the_end();
-    assert!(matches!(outcome, ReadOutcome::Failed { kind: FailureKind::Unavailable, .. }), "{outcome:?}");
-    assert!((30_000..36_000).contains(&run.now_ms), "after {} ms", run.now_ms);
+    assert!(
+        matches!(
+            outcome,
+            ReadOutcome::Failed {
+                kind: FailureKind::Unavailable,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
+    assert!(
+        (30_000..36_000).contains(&run.now_ms),
+        "after {} ms",
+        run.now_ms
+    );
 }

@@ -13,7 +13,10 @@ struct Chance(u64);
 
 impl Chance {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % bound.max(1)
     }
 
@@ -23,24 +26,40 @@ impl Chance {
 }
 
 fn layouts() -> impl Strategy<Value = Vec<Vec<ChunkSpec>>> {
-    let chunk = (1_u32..20, prop_oneof![8 => 0_usize..300, 1 => 300_usize..3000]);
+    let chunk = (
+        1_u32..20,
+        prop_oneof![8 => 0_usize..300, 1 => 300_usize..3000],
+    );
     prop::collection::vec(prop::collection::vec(chunk, 1..12), 1..8)
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
-    (64_u64..1500, 64_u64..5000, 64_u64..400, 1_usize..6, 1_usize..9).prop_map(
-        |(read_request_bytes, read_ahead_bytes, first_request_bytes, max_depth, max_ready_chunks)| {
-            Settings {
+    (
+        64_u64..1500,
+        64_u64..5000,
+        64_u64..400,
+        1_usize..6,
+        1_usize..9,
+    )
+        .prop_map(
+            |(
                 read_request_bytes,
                 read_ahead_bytes,
                 first_request_bytes,
                 max_depth,
                 max_ready_chunks,
-                ..Settings::default()
-            }
-            .sanitized()
-        },
-    )
+            )| {
+                Settings {
+                    read_request_bytes,
+                    read_ahead_bytes,
+                    first_request_bytes,
+                    max_depth,
+                    max_ready_chunks,
+                    ..Settings::default()
+                }
+                .sanitized()
+            },
+        )
 }
 
 /// Answers in any order, with faults; consumes now and then; grants memory now and then. Returns what the consumer saw last.
@@ -69,7 +88,9 @@ fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize) -> Re
                     Ok(bytes) if chance.percent(fault_percent) => match chance.below(4) {
                         0 => Err(Failure::Transient("500".to_owned())),
                         1 => Err(Failure::Stalled("403".to_owned())),
-                        2 if request.what == What::Range => Ok(bytes.slice(..chance.below(bytes.len()))),
+                        2 if request.what == What::Range => {
+                            Ok(bytes.slice(..chance.below(bytes.len())))
+                        }
                         _ => Ok(Bytes::new()),
                     },
                     truth => truth,

@@ -14,16 +14,30 @@ fn started(world: World, settings: Settings) -> Run {
 
 #[test]
 fn one_small_request_comes_first_and_no_more_until_something_is_consumed() {
-    let mut run = started(long_stream(2, 100), Settings { first_request_bytes: 1000, ..small_requests() });
+    let mut run = started(
+        long_stream(2, 100),
+        Settings {
+            first_request_bytes: 1000,
+            ..small_requests()
+        },
+    );
     assert_eq!(run.ranges(), [(0, 8, 1008)]);
     run.answer_truly(What::Range);
     assert!(!run.queue.is_empty());
     assert_eq!(run.ranges().len(), 1);
-    assert_eq!(run.reader.poll_timeout(), None, "an idle reader has no timer");
+    assert_eq!(
+        run.reader.poll_timeout(),
+        None,
+        "an idle reader has no timer"
+    );
 }
 
 fn small_requests() -> Settings {
-    Settings { read_request_bytes: 2000, read_ahead_bytes: 8000, ..small() }
+    Settings {
+        read_request_bytes: 2000,
+        read_ahead_bytes: 8000,
+        ..small()
+    }
 }
 
 #[test]
@@ -33,14 +47,26 @@ fn depth_grows_while_the_consumer_keeps_up_and_stays_within_its_limits() {
     for _ in 0..400 {
         deepest = deepest.max(run.requests.len());
         assert!(run.requests.len() <= 4);
-        if run.requests.iter().any(|request| request.what == What::Range) {
+        if run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+        {
             run.answer_truly(What::Range);
         }
         run.consume();
     }
     assert!(deepest >= 3, "only {deepest} requests at once");
-    assert!(run.ranges().iter().all(|(_, start, end)| end - start <= 2000));
-    assert!(run.max_outstanding <= 8000 + 150 + 204, "{} bytes", run.max_outstanding);
+    assert!(
+        run.ranges()
+            .iter()
+            .all(|(_, start, end)| end - start <= 2000)
+    );
+    assert!(
+        run.max_outstanding <= 8000 + 150 + 204,
+        "{} bytes",
+        run.max_outstanding
+    );
 }
 
 #[test]
@@ -50,7 +76,11 @@ fn the_next_fragment_is_fetched_before_this_one_is_through() {
         run.answer_truly(What::Range);
         run.consume();
     }
-    assert!(run.requests.iter().any(|request| request.object.0 == 20), "{:?}", run.requests);
+    assert!(
+        run.requests.iter().any(|request| request.object.0 == 20),
+        "{:?}",
+        run.requests
+    );
 }
 
 #[test]
@@ -62,7 +92,9 @@ fn answers_out_of_order_are_held_until_their_turn() {
         if run.finish.is_some() {
             break;
         }
-        let Some(request) = run.requests.last().cloned() else { continue };
+        let Some(request) = run.requests.last().cloned() else {
+            continue;
+        };
         turned += usize::from(run.requests.len() > 1);
         let outcome = run.truth(&request);
         run.answer(&request, outcome);
@@ -77,7 +109,11 @@ fn a_chunk_larger_than_the_read_ahead_is_read() {
     let mut run = Run::new(world, small(), Start::Offset(0));
     assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 3 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
-    assert!(run.max_outstanding <= 9_048 + 150 + 100 + 400, "{}", run.max_outstanding);
+    assert!(
+        run.max_outstanding <= 9_048 + 150 + 100 + 400,
+        "{}",
+        run.max_outstanding
+    );
 }
 
 #[test]
@@ -94,7 +130,11 @@ fn without_memory_a_reader_goes_on_within_its_first_request() {
 fn what_is_consumed_gives_memory_back() {
     let mut run = started(long_stream(1, 200), small_requests());
     for _ in 0..30 {
-        if run.requests.iter().any(|request| request.what == What::Range) {
+        if run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+        {
             run.answer_truly(What::Range);
         }
         run.consume();
@@ -126,16 +166,29 @@ fn a_manifest_that_grew_meanwhile_is_followed() {
 #[test]
 fn an_answer_that_is_not_waited_for_is_ignored() {
     let mut run = started(long_stream(1, 20), small());
-    run.handle(Event::Fetched { id: 999, outcome: Ok(bytes::Bytes::from_static(b"whatever")) });
-    run.handle(Event::Manifest { id: 999, view: ManifestView::Unknown });
+    run.handle(Event::Fetched {
+        id: 999,
+        outcome: Ok(bytes::Bytes::from_static(b"whatever")),
+    });
+    run.handle(Event::Manifest {
+        id: 999,
+        view: ManifestView::Unknown,
+    });
     assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 20 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
-    run.handle(Event::Fetched { id: 1, outcome: Ok(bytes::Bytes::new()) });
+    run.handle(Event::Fetched {
+        id: 1,
+        outcome: Ok(bytes::Bytes::new()),
+    });
 }
 
 #[test]
 fn no_more_than_the_allowed_number_of_chunks_is_cut_ahead() {
-    let settings = Settings { max_ready_chunks: 3, first_request_bytes: 400, ..small() };
+    let settings = Settings {
+        max_ready_chunks: 3,
+        first_request_bytes: 400,
+        ..small()
+    };
     let mut run = started(World::new(0, &[vec![(1, 0); 40]]), settings);
     run.answer_truly(What::Range);
     assert_eq!(run.queue.len(), 3);

@@ -32,7 +32,11 @@ pub struct World {
 impl World {
     /// One fragment per inner list; chunk `n` has timestamp `10 * n`.
     pub fn new(first_offset: u64, layout: &[Vec<ChunkSpec>]) -> Self {
-        let mut world = Self { objects: BTreeMap::new(), chunks: Vec::new(), root: None };
+        let mut world = Self {
+            objects: BTreeMap::new(),
+            chunks: Vec::new(),
+            root: None,
+        };
         let mut next_offset = first_offset;
         let mut entries = Vec::new();
         for (number, specs) in layout.iter().enumerate() {
@@ -50,11 +54,17 @@ impl World {
         let first_timestamp_ms = timestamp_of(self.chunks.len());
         for (num_records, data_bytes) in specs {
             let number = self.chunks.len();
-            let data: Vec<u8> = (0..*data_bytes).map(|byte| (byte * 7 + number) as u8).collect();
+            let data: Vec<u8> = (0..*data_bytes)
+                .map(|byte| (byte * 7 + number) as u8)
+                .collect();
             let filter = vec![0xf1; number % 3];
             let trailer = vec![0x77; number % 2];
             let header = ChunkHeader {
-                chunk_type: if number % 5 == 4 { ChunkType::TrackingDelta } else { ChunkType::User },
+                chunk_type: if number % 5 == 4 {
+                    ChunkType::TrackingDelta
+                } else {
+                    ChunkType::User
+                },
                 num_entries: 1,
                 num_records: *num_records,
                 timestamp_ms: timestamp_of(number),
@@ -68,15 +78,24 @@ impl World {
             let bytes = [&header.encode()[..], &filter, &data, &trailer].concat();
             let position = u32::try_from(object.len() - HEADER.len()).expect("small");
             index.extend(
-                FragmentIndexRecord { offset: *next_offset, timestamp_ms: header.timestamp_ms, position }.encode(),
+                FragmentIndexRecord {
+                    offset: *next_offset,
+                    timestamp_ms: header.timestamp_ms,
+                    position,
+                }
+                .encode(),
             );
             object.extend(&bytes);
             *next_offset += u64::from(*num_records);
-            self.chunks.push(Written { header, bytes: Bytes::from(bytes) });
+            self.chunks.push(Written {
+                header,
+                bytes: Bytes::from(bytes),
+            });
         }
         let size_bytes = (object.len() - HEADER.len()) as u64;
         object.extend(index);
-        self.objects.insert((first_offset, uid), Bytes::from(object));
+        self.objects
+            .insert((first_offset, uid), Bytes::from(object));
         Entry {
             first_offset,
             first_timestamp_ms,
@@ -109,7 +128,8 @@ impl World {
             first_timestamp_ms: entry.first_timestamp_ms,
             entries,
         };
-        self.objects.insert((entry.first_offset, uid), Bytes::from(group.encode()));
+        self.objects
+            .insert((entry.first_offset, uid), Bytes::from(group.encode()));
         root.entries.insert(0, entry);
         root.check().expect("well-formed");
         self.root = Some(Arc::new(root));
@@ -121,8 +141,15 @@ impl World {
         for entry in root.entries.drain(..count) {
             self.objects.remove(&(entry.first_offset, entry.uid));
         }
-        let first_offset = root.entries.first().map_or(root.next_offset, |entry| entry.first_offset);
-        self.root = Some(Arc::new(root_of(first_offset, root.next_offset, root.entries)));
+        let first_offset = root
+            .entries
+            .first()
+            .map_or(root.next_offset, |entry| entry.first_offset);
+        self.root = Some(Arc::new(root_of(
+            first_offset,
+            root.next_offset,
+            root.entries,
+        )));
     }
 
     /// The upload goes on.
@@ -150,7 +177,10 @@ fn root_of(first_offset: u64, next_offset: u64, entries: Vec<Entry>) -> Root {
         next_offset,
         first_timestamp_ms: entries.first().map_or(-1, |entry| entry.first_timestamp_ms),
         first_last_timestamp_ms: entries.first().map_or(-1, |entry| entry.last_timestamp_ms),
-        total_size_bytes: entries.iter().map(|entry| u128::from(entry.size_bytes)).sum(),
+        total_size_bytes: entries
+            .iter()
+            .map(|entry| u128::from(entry.size_bytes))
+            .sum(),
         entries,
     };
     root.check().expect("well-formed");
@@ -220,23 +250,57 @@ impl Run {
     pub fn drain(&mut self) {
         while let Some(effect) = self.reader.poll_effect() {
             assert!(self.finish.is_none(), "{effect:?} after the end");
-            let request = |id, object, start, end, what| Request { id, object, start, end, what };
+            let request = |id, object, start, end, what| Request {
+                id,
+                object,
+                start,
+                end,
+                what,
+            };
             let request = match effect {
                 Effect::RefreshManifest { id } => request(id, (0, 0), 0, 0, What::Manifest),
-                Effect::GetGroup { id, group } => {
-                    request(id, (group.first_offset, group.uid), 0, u64::MAX, What::Group)
-                }
-                Effect::GetIndex { id, fragment, start, end_max } => {
-                    request(id, (fragment.first_offset, fragment.uid), start, end_max, What::Index)
-                }
-                Effect::GetRange { id, fragment, start, end } => {
+                Effect::GetGroup { id, group } => request(
+                    id,
+                    (group.first_offset, group.uid),
+                    0,
+                    u64::MAX,
+                    What::Group,
+                ),
+                Effect::GetIndex {
+                    id,
+                    fragment,
+                    start,
+                    end_max,
+                } => request(
+                    id,
+                    (fragment.first_offset, fragment.uid),
+                    start,
+                    end_max,
+                    What::Index,
+                ),
+                Effect::GetRange {
+                    id,
+                    fragment,
+                    start,
+                    end,
+                } => {
                     assert!(start >= 8 && start < end && end <= 8 + fragment.data_bytes);
-                    request(id, (fragment.first_offset, fragment.uid), start, end, What::Range)
+                    request(
+                        id,
+                        (fragment.first_offset, fragment.uid),
+                        start,
+                        end,
+                        What::Range,
+                    )
                 }
                 Effect::Cancel { id } => {
                     let before = self.requests.len();
                     self.requests.retain(|request| request.id != id);
-                    assert_eq!(before, self.requests.len() + 1, "what is cancelled was running");
+                    assert_eq!(
+                        before,
+                        self.requests.len() + 1,
+                        "what is cancelled was running"
+                    );
                     continue;
                 }
                 Effect::Reserve { bytes } => {
@@ -247,7 +311,10 @@ impl Run {
                     continue;
                 }
                 Effect::Release { bytes } => {
-                    self.granted = self.granted.checked_sub(bytes).expect("no more than was granted");
+                    self.granted = self
+                        .granted
+                        .checked_sub(bytes)
+                        .expect("no more than was granted");
                     continue;
                 }
                 Effect::Deliver(chunk) => {
@@ -285,7 +352,9 @@ impl Run {
         let Some(object) = self.world.objects.get(&request.object) else {
             return Err(Failure::NotFound("no such key".to_owned()));
         };
-        let end = usize::try_from(request.end).unwrap_or(usize::MAX).min(object.len());
+        let end = usize::try_from(request.end)
+            .unwrap_or(usize::MAX)
+            .min(object.len());
         let start = usize::try_from(request.start).expect("small");
         if start >= end {
             return Err(Failure::Transient("range outside".to_owned()));
@@ -294,8 +363,12 @@ impl Run {
     }
 
     pub fn take_request(&mut self, what: What) -> Request {
-        let index = self.requests.iter().position(|request| request.what == what);
-        self.requests.remove(index.unwrap_or_else(|| panic!("no {what:?} among {:?}", self.requests)))
+        let index = self
+            .requests
+            .iter()
+            .position(|request| request.what == what);
+        self.requests
+            .remove(index.unwrap_or_else(|| panic!("no {what:?} among {:?}", self.requests)))
     }
 
     pub fn answer(&mut self, request: &Request, outcome: Result<Bytes, Failure>) {
@@ -303,9 +376,16 @@ impl Run {
         self.handle(match request.what {
             What::Manifest => Event::Manifest {
                 id: request.id,
-                view: self.world.root.clone().map_or(ManifestView::Unknown, ManifestView::Resolved),
+                view: self
+                    .world
+                    .root
+                    .clone()
+                    .map_or(ManifestView::Unknown, ManifestView::Resolved),
             },
-            What::Group | What::Index | What::Range => Event::Fetched { id: request.id, outcome },
+            What::Group | What::Index | What::Range => Event::Fetched {
+                id: request.id,
+                outcome,
+            },
         });
     }
 
@@ -342,7 +422,9 @@ impl Run {
 
     /// Jumps to the machine's next deadline.
     pub fn sleep(&mut self) {
-        self.now_ms = self.now_ms.max(self.reader.poll_timeout().expect("a deadline"));
+        self.now_ms = self
+            .now_ms
+            .max(self.reader.poll_timeout().expect("a deadline"));
         self.handle(Event::Tick);
     }
 
@@ -356,7 +438,10 @@ impl Run {
             if let Some(request) = self.requests.first().cloned() {
                 let outcome = self.truth(&request);
                 self.answer(&request, outcome);
-            } else if self.finish.is_none() && self.reader.poll_timeout().is_some() && self.queue.is_empty() {
+            } else if self.finish.is_none()
+                && self.reader.poll_timeout().is_some()
+                && self.queue.is_empty()
+            {
                 self.sleep();
             }
         }
@@ -376,7 +461,10 @@ impl Run {
     }
 
     pub fn count(&self, what: What) -> usize {
-        self.asked.iter().filter(|request| request.what == what).count()
+        self.asked
+            .iter()
+            .filter(|request| request.what == what)
+            .count()
     }
 }
 
