@@ -221,8 +221,11 @@ open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
 route(undefined, _, _, _, _, _) ->
     {error, unavailable};
 route(Engine, StreamId, Spec, Shared, First, Deadline) ->
-    LocalNext = osiris_log_shared:committed_offset(Shared) + 1,
-    case rabbitmq_stream_s3_nif:route(Engine, StreamId, native_spec(Spec), First, LocalNext) of
+    case
+        rabbitmq_stream_s3_nif:route(
+            Engine, StreamId, native_spec(Spec), First, local_next(Shared)
+        )
+    of
         pending ->
             case await_manifest(Engine, StreamId, Deadline) of
                 ok -> route(Engine, StreamId, Spec, Shared, First, Deadline);
@@ -230,6 +233,14 @@ route(Engine, StreamId, Spec, Shared, First, Deadline) ->
             end;
         Route ->
             Route
+    end.
+
+local_next(Shared) ->
+    case knows_committed_offset() of
+        true -> osiris_log_shared:committed_offset(Shared) + 1;
+        %% The end of the last chunk is not known: its largest possible one. An offset that is
+        %% beyond the log is then not refused, the reader starts at the end.
+        false -> osiris_log_shared:committed_chunk_id(Shared) + 16#ffffffff
     end.
 
 native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
@@ -306,13 +317,17 @@ send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
     Deliver = fun(Header, Data, Trailer, Next) ->
         {Size, Body} = body(Header, Data, Trailer, Selector),
         #{header_data := HeaderData} = Header,
-        Frame = Callback(Header, Size + byte_size(HeaderData)),
+        Frame = frame(Callback(Header, Size + byte_size(HeaderData))),
         case send(Transport, Socket, [Frame, HeaderData | Body]) of
             ok -> {ok, {?MODULE, Next}};
             {error, _} = Error -> Error
         end
     end,
     read(Reader, Local, Deliver, ?SWITCHES_MAX).
+
+%% Before RabbitMQ 4.1 the callback sends the start of the frame itself and returns no bytes.
+frame(Frame) when is_binary(Frame); is_list(Frame) -> Frame;
+frame(_) -> <<>>.
 
 %% Stock leaves the trailer (tracking data) of a user chunk out, unless all chunks are wanted.
 body(#{type := 0}, Data, _, user_data) ->
@@ -558,7 +573,14 @@ next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:next_off
 
 -spec committed_offset(state()) -> integer().
 committed_offset({?MODULE, #reader{shared = Shared}}) ->
-    osiris_log_shared:committed_offset(Shared).
+    case knows_committed_offset() of
+        true -> osiris_log_shared:committed_offset(Shared);
+        false -> osiris_log_shared:committed_chunk_id(Shared)
+    end.
+
+%% osiris 1.8 does not; its committed_offset/1 gives the chunk id.
+knows_committed_offset() ->
+    erlang:function_exported(osiris_log_shared, committed_offset, 1).
 
 -spec committed_chunk_id(state()) -> integer().
 committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->

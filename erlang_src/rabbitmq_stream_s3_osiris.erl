@@ -116,7 +116,6 @@ neighbours() ->
         {osiris_log_shared, first_chunk_id, 1},
         {osiris_log_shared, last_chunk_id, 1},
         {osiris_log_shared, committed_chunk_id, 1},
-        {osiris_log_shared, committed_offset, 1},
         {osiris_log_shared, set_first_chunk_id, 2},
         {osiris_counters, delete, 1},
         {osiris_bloom, init_matcher, 1},

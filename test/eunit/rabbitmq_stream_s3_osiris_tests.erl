@@ -89,8 +89,7 @@ detached_wrappers_are_stock() ->
     Context = stream_s3_test_log:context(#{}, Log),
     {ok, Reader} = osiris_log:init_offset_reader(first, Context),
     ?assertEqual(osiris_log, element(1, Reader)),
-    ?assertEqual({ok, 0}, osiris_log:resolve_offset_spec(first, Context)),
-    {ok, #{chunk_id := 0}, Iterator, Reader1} = osiris_log:chunk_iterator(Reader, 1, undefined),
+    {ok, #{chunk_id := 0}, Iterator, Reader1} = osiris_log:chunk_iterator(Reader, 1),
     ?assertMatch({{0, <<"record 0">>}, _}, osiris_log:iterator_next(Iterator)),
     ?assertEqual(2, osiris_log:next_offset(Reader1)),
     %% A timer of osiris may still carry our spec.
@@ -102,10 +101,15 @@ detached_wrappers_are_stock() ->
 
 attached_logs_open_and_write() ->
     Log = stream_s3_test_log:append(4, stream_s3_test_log:new("attached")),
-    %% Never known to the native core: stock.
-    {ok, Reader} = osiris_log:init_offset_reader(first, stream_s3_test_log:context(#{}, Log)),
-    ?assertEqual(osiris_log, element(1, Reader)),
-    ok = osiris_log:close(Reader).
+    Open = fun() -> osiris_log:init_offset_reader(last, stream_s3_test_log:context(#{}, Log)) end,
+    {ok, Ours} = Open(),
+    ?assertEqual(rabbitmq_stream_s3_log_reader, element(1, Ours)),
+    ?assertEqual(6, osiris_log:next_offset(Ours)),
+    ok = osiris_log:close(Ours),
+    ok = stream_s3_nif_double:forget(stream_s3_test_log:stream_id(Log)),
+    {ok, Stock} = Open(),
+    ?assertEqual(osiris_log, element(1, Stock)),
+    ok = osiris_log:close(Stock).
 
 is_function_form({function, _, Name, Arity, _}, Name, Arity) -> true;
 is_function_form(_, _, _) -> false.

@@ -5,7 +5,7 @@
 %% uploaded, as made by stream_s3_test_log:chunks/1. `stalled` makes reads wait until wake/0.
 -module(stream_s3_nif_double).
 
--export([load/0, unload/0, put/3, stall/1, wake/0, opened/0]).
+-export([load/0, unload/0, put/3, forget/1, stall/1, wake/0, after_read/1, opened/0]).
 -export([manifest_mark_pending/2, manifest_range/2, manifest_await/4, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
@@ -63,6 +63,10 @@ put(StreamId, Range, Chunks) ->
     ],
     ok.
 
+forget(StreamId) ->
+    true = ets:delete(?TABLE, {stream, StreamId}),
+    ok.
+
 %% How many reads to answer with wait.
 stall(Reads) ->
     true = ets:insert(?TABLE, {stall, Reads}),
@@ -73,6 +77,11 @@ wake() ->
     true = ets:match_delete(?TABLE, {{waiting, '_'}, '_', '_'}),
     _ = [Pid ! Wake || {Pid, Wake} <- Waiting],
     length(Waiting).
+
+%% Runs Fun in the process that reads, after the next read has been answered.
+after_read(Fun) ->
+    undefined = erlang:put({?MODULE, after_read}, Fun),
+    ok.
 
 opened() ->
     length([R || {{reader, R}, _, _, _, _} <- ets:tab2list(?TABLE)]).
@@ -146,6 +155,14 @@ reader_open(double, Owner, Wake, StreamId, Start) ->
     {ok, Reader}.
 
 reader_read(Reader, Max) ->
+    Answer = answer(Reader, Max),
+    case erlang:erase({?MODULE, after_read}) of
+        undefined -> ok;
+        Fun -> Fun()
+    end,
+    Answer.
+
+answer(Reader, Max) ->
     [{Key, StreamId, Position, Owner, Wake}] = ets:lookup(?TABLE, {reader, Reader}),
     [{_, Range, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     case {ets:lookup(?TABLE, stall), Range} of

@@ -57,7 +57,10 @@ record(Offset) ->
 commit(#log{log = L} = Log) ->
     {Next, {_, ChunkId, _}} = osiris_log:tail_info(L),
     ok = osiris_log:set_committed_chunk_id(L, ChunkId),
-    ok = osiris_log:set_committed_offset(L, Next - 1),
+    _ = [
+        osiris_log:set_committed_offset(L, Next - 1)
+     || erlang:function_exported(osiris_log, set_committed_offset, 2)
+    ],
     Log.
 
 context(Options, #log{dir = Dir, name = Name, shared = Shared}) ->
