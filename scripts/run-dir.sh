@@ -50,6 +50,17 @@ base_port() {
   ) 8>"$claims/.lock"
 }
 
+# Makes the run's cookie if it has none. Written aside and linked, so that two starts at once agree on one.
+make_cookie() {
+  local home=$DIR/home
+  [ ! -s "$home/.erlang.cookie" ] || return 0
+  mkdir -p "$home"
+  (umask 077; head -c 18 /dev/urandom | base64 | tr -dc A-Za-z0-9 >"$home/.cookie.$$")
+  chmod 400 "$home/.cookie.$$"
+  ln "$home/.cookie.$$" "$home/.erlang.cookie" 2>/dev/null || true
+  rm -f "$home/.cookie.$$"
+}
+
 # alive_as PID TEXT: that process exists and TEXT is one of its command line's arguments.
 alive_as() {
   [ -n "$1" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' '\n' <"/proc/$1/cmdline" 2>/dev/null | grep -qxF -- "$2"
