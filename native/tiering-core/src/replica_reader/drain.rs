@@ -49,6 +49,11 @@ impl Drain {
         self.assembly.first_offset().or(self.next_offset)
     }
 
+    /// What a scan under way finds is no longer wanted.
+    pub(super) fn forget_scan(&mut self) {
+        self.scan = None;
+    }
+
     pub(super) fn is_scanning(&self) -> bool {
         self.scan.is_some()
     }

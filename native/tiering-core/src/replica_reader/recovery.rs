@@ -55,6 +55,7 @@ impl ReplicaReader {
             None => 0,
             Some(doublings) => self.chance.jitter(backoff.delay_ms(doublings)),
         };
+        self.drain.forget_scan();
         self.reset = Some(Reset {
             kind,
             floor,

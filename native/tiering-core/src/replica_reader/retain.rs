@@ -1,6 +1,8 @@
 //! Remote retention: the user's bound, applied to what is persisted. What it drops is an edit like any other, and is deleted
 //! only after the persist that no longer names it.
 
+use log_format::manifest::Kind;
+
 use super::{Phase, ReplicaReader, RetentionBound, StoredObject};
 use crate::manifest::{edit, retention};
 
@@ -48,7 +50,12 @@ impl ReplicaReader {
         if self.durable_entries() == 0 {
             return None;
         }
-        let first = self.manifest.entries.first()?;
+        // A leading group is not dropped here, so its age is nothing to wake up for.
+        let first = self
+            .manifest
+            .entries
+            .first()
+            .filter(|first| first.kind == Kind::Fragment)?;
         let expiry_ms = retention::expiry_ms(first, self.bound)?;
         let left_ms = u64::try_from(expiry_ms.saturating_sub(self.wall_now_ms()?)).unwrap_or(0);
         Some(self.now_ms.saturating_add(left_ms))

@@ -1,0 +1,458 @@
+//! The machine against a small model of its world: a log, a bucket and a metadata store, with answers that come in any order,
+//! late, twice or never, and writers that are replaced while their last requests are still under way.
+//!
+//! Checked at every step: the machine's invariants; that whatever the pointer names is in the bucket, without a hole; that
+//! nothing is published that is not persisted. Checked at the end: that a world that stays quiet becomes durable.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Append(u64),
+    Trim(u64),
+    /// Answers one of the waiting effects: which, and how well it goes.
+    Answer(prop::sample::Index, u8),
+    Lose(prop::sample::Index),
+    Wait,
+    Cut,
+    Retain(Option<u64>),
+    /// Another writer of the same epoch (a machine that was thought dead) moves the pointer.
+    Intrude,
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => (1u64..6).prop_map(Step::Append),
+        1 => (0u64..400).prop_map(Step::Trim),
+        30 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(which, luck)| Step::Answer(which, luck)),
+        2 => any::<prop::sample::Index>().prop_map(Step::Lose),
+        8 => Just(Step::Wait),
+        1 => Just(Step::Cut),
+        1 => prop::option::of(0u64..3_000).prop_map(Step::Retain),
+        1 => Just(Step::Intrude),
+        1 => Just(Step::Restart),
+    ];
+    prop::collection::vec(step, 1..250)
+}
+
+struct World {
+    rig: Rig,
+    epoch: u64,
+    log: std::ops::Range<u64>,
+    next_uid: u32,
+    /// Fragments in the bucket: first offset and uid, and what they hold.
+    fragments: BTreeMap<(u64, u32), u64>,
+    roots: BTreeMap<(u64, u32), Root>,
+    pointer: Option<Pointer>,
+    /// Every pointer there has been.
+    history: BTreeMap<u64, Root>,
+    waiting: Vec<Effect>,
+    /// Of machines that are gone: may still happen, but nobody hears of it.
+    zombies: Vec<Effect>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            rig: Rig::with(settings()),
+            epoch: EPOCH,
+            log: 0..0,
+            next_uid: 1,
+            fragments: BTreeMap::new(),
+            roots: BTreeMap::new(),
+            pointer: None,
+            history: BTreeMap::new(),
+            waiting: Vec::new(),
+            zombies: Vec::new(),
+        }
+    }
+
+    fn uid(&mut self) -> u32 {
+        self.next_uid += 1;
+        self.next_uid
+    }
+
+    fn send(&mut self, event: Event) {
+        self.rig.send(event);
+        self.collect();
+    }
+
+    /// Effects without an answer happen at once, the others wait for theirs.
+    fn collect(&mut self) {
+        for effect in std::mem::take(&mut self.rig.effects) {
+            match effect {
+                Effect::Publish { root, revision } => self.published(&root, revision),
+                Effect::Delete { objects } => self.delete(&objects),
+                Effect::CancelTransfers { generation } => {
+                    let ours = |effect: &Effect| matches!(effect, Effect::Transfer { generation: of, .. } if *of <= generation);
+                    let (cancelled, waiting) = std::mem::take(&mut self.waiting)
+                        .into_iter()
+                        .partition(ours);
+                    self.waiting = waiting;
+                    self.zombies.extend::<Vec<_>>(cancelled);
+                }
+                Effect::Stop { reason } => panic!("nobody deposed or deleted anything: {reason:?}"),
+                Effect::Recovered { .. } | Effect::Problem { .. } => {}
+                asked => self.waiting.push(asked),
+            }
+        }
+        self.check_bucket();
+    }
+
+    fn published(&self, root: &Root, revision: u64) {
+        match self.history.get(&revision) {
+            Some(persisted) => assert_eq!(root, persisted, "published what is not persisted"),
+            None => assert!(revision == 0 && root.is_empty()),
+        }
+    }
+
+    fn delete(&mut self, objects: &[StoredObject]) {
+        for object in objects {
+            match *object {
+                StoredObject::Fragment { first_offset, uid } => {
+                    self.fragments.remove(&(first_offset, uid));
+                }
+                StoredObject::Root { epoch, uid } => {
+                    self.roots.remove(&(epoch, uid));
+                }
+            }
+        }
+    }
+
+    /// Durability and coverage: what the pointer names is there, all of it, without a hole.
+    fn check_bucket(&self) {
+        let Some(pointer) = self.pointer else { return };
+        let root = self
+            .roots
+            .get(&(pointer.epoch, pointer.uid))
+            .expect("the live root is in the bucket");
+        let mut at = root.first_offset;
+        for entry in &root.entries {
+            assert_eq!(entry.first_offset, at, "a hole in the persisted manifest");
+            at = *self
+                .fragments
+                .get(&(entry.first_offset, entry.uid))
+                .expect("a named fragment is in the bucket");
+        }
+        assert_eq!(at, root.next_offset);
+    }
+
+    fn compare_and_swap(&mut self, epoch: u64, uid: u32, expected: u64) -> CommitOutcome {
+        let current = self.pointer.map_or(0, |pointer| pointer.revision);
+        if current != expected || self.pointer.is_some_and(|pointer| pointer.epoch > epoch) {
+            return CommitOutcome::Conflict;
+        }
+        let revision = expected + 1;
+        self.pointer = Some(Pointer {
+            epoch,
+            uid,
+            revision,
+        });
+        self.history
+            .insert(revision, self.roots[&(epoch, uid)].clone());
+        CommitOutcome::Committed { revision }
+    }
+
+    /// What an effect does to the world, and the event that tells of it. Luck: 0..32 a failure before it happens, 32..48 it
+    /// happens but looks like a failure.
+    fn perform(&mut self, effect: &Effect, luck: u8) -> Event {
+        let (fails, looks_failed) = (luck < 32, luck < 48);
+        let failure = if luck & 1 == 0 {
+            transient()
+        } else {
+            forbidden()
+        };
+        match effect {
+            Effect::ReadPointer { generation } => {
+                let outcome = match self.pointer {
+                    _ if looks_failed => PointerRead::Unavailable,
+                    Some(pointer) => PointerRead::Found(pointer),
+                    None => PointerRead::NotFound,
+                };
+                Event::PointerRead {
+                    generation: *generation,
+                    outcome,
+                }
+            }
+            Effect::GetRoot {
+                generation,
+                pointer,
+            } => {
+                let outcome = match self.roots.get(&(pointer.epoch, pointer.uid)) {
+                    _ if looks_failed => Err(failure),
+                    Some(root) => Ok(root.clone()),
+                    None => Err(Failure::NotFound("gone".to_owned())),
+                };
+                Event::RootRead {
+                    generation: *generation,
+                    outcome,
+                }
+            }
+            Effect::Scan {
+                generation,
+                from_offset,
+                up_to_chunk_id,
+                max_chunks,
+                max_bytes,
+            } => {
+                let batch = if looks_failed {
+                    ScanBatch {
+                        chunks: vec![],
+                        end: ScanEnd::Failed {
+                            reason: "half a header".to_owned(),
+                        },
+                    }
+                } else if *from_offset < self.log.start {
+                    ScanBatch {
+                        chunks: vec![],
+                        end: ScanEnd::LocalAhead {
+                            local_first_offset: self.log.start,
+                        },
+                    }
+                } else {
+                    scan_of(*from_offset, *up_to_chunk_id, *max_chunks, *max_bytes)
+                };
+                Event::Scanned {
+                    generation: *generation,
+                    batch,
+                }
+            }
+            Effect::WriteAnchor { generation } => Event::AnchorWritten {
+                generation: *generation,
+                ok: !looks_failed,
+            },
+            Effect::Transfer {
+                generation,
+                transfer,
+                plan,
+            } => {
+                let outcome = if fails {
+                    Err(failure)
+                } else if plan.first_offset < self.log.start {
+                    Err(Failure::NotFound("segment".to_owned()))
+                } else {
+                    let uid = self.uid();
+                    self.fragments
+                        .insert((plan.first_offset, uid), plan.next_offset);
+                    if looks_failed { Err(failure) } else { Ok(uid) }
+                };
+                Event::TransferDone {
+                    generation: *generation,
+                    transfer: *transfer,
+                    outcome,
+                }
+            }
+            Effect::PutRoot {
+                generation,
+                epoch,
+                root,
+            } => {
+                let uid = self.uid();
+                if !fails {
+                    self.roots.insert((*epoch, uid), (**root).clone());
+                }
+                Event::RootPut {
+                    generation: *generation,
+                    outcome: if looks_failed { Err(failure) } else { Ok(uid) },
+                }
+            }
+            Effect::CommitPointer {
+                generation,
+                epoch,
+                uid,
+                expected_revision,
+            } => {
+                let outcome = if fails {
+                    CommitOutcome::Unknown
+                } else {
+                    let outcome = self.compare_and_swap(*epoch, *uid, *expected_revision);
+                    if looks_failed {
+                        CommitOutcome::Unknown
+                    } else {
+                        outcome
+                    }
+                };
+                Event::PointerCommitted {
+                    generation: *generation,
+                    outcome,
+                }
+            }
+            other => panic!("{other:?} has no answer"),
+        }
+    }
+
+    fn committed(&mut self) {
+        let chunk_ids =
+            (self.log.start < self.log.end).then(|| (self.log.end - RECORDS, self.log.start));
+        let (committed_chunk_id, local_first_chunk_id) = chunk_ids.unzip();
+        self.send(Event::Committed {
+            committed_chunk_id,
+            local_first_chunk_id,
+        });
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Append(chunks) => {
+                self.log.end += chunks * RECORDS;
+                self.committed();
+            }
+            Step::Trim(records) => {
+                let last = self.log.end.saturating_sub(RECORDS);
+                self.log.start = self
+                    .log
+                    .start
+                    .max((self.log.start + records / RECORDS * RECORDS).min(last));
+                self.committed();
+            }
+            Step::Answer(which, luck) => self.answer(which, luck),
+            Step::Lose(which) => {
+                if !self.waiting.is_empty() {
+                    let lost = self.waiting.remove(which.index(self.waiting.len()));
+                    self.zombies.push(lost);
+                }
+            }
+            Step::Wait => {
+                if self.rig.machine.poll_timeout().is_some() {
+                    self.rig.wait_until_due();
+                    self.collect();
+                }
+            }
+            Step::Cut => self.send(Event::CutRequested),
+            Step::Retain(max_bytes) => {
+                self.send(Event::RetentionChanged(RetentionBound {
+                    max_bytes,
+                    max_age_ms: None,
+                }));
+            }
+            Step::Intrude => self.intrude(),
+            Step::Restart => self.restart(),
+        }
+    }
+
+    fn answer(&mut self, which: prop::sample::Index, luck: u8) {
+        let all = self.waiting.len() + self.zombies.len();
+        if all == 0 {
+            return;
+        }
+        let which = which.index(all);
+        if let Some(zombie) = which.checked_sub(self.waiting.len()) {
+            // It happens at last; if its machine is still there, it hears of it, and must know what that is worth.
+            let effect = self.zombies.remove(zombie);
+            let event = self.perform(&effect, luck.max(48));
+            if luck & 2 == 0 && self.epoch_of(&effect) == self.epoch {
+                self.send(event);
+            }
+        } else {
+            let effect = self.waiting.remove(which);
+            let event = self.perform(&effect, luck);
+            if luck % 16 == 15 {
+                self.zombies.push(effect);
+            }
+            self.send(event);
+        }
+        self.check_bucket();
+    }
+
+    fn epoch_of(&self, effect: &Effect) -> u64 {
+        match effect {
+            Effect::PutRoot { epoch, .. } | Effect::CommitPointer { epoch, .. } => *epoch,
+            // Tickets and references start over in a new machine: its driver is another, too.
+            _ if self.epoch == EPOCH => EPOCH,
+            _ => 0,
+        }
+    }
+
+    fn intrude(&mut self) {
+        let Some(pointer) = self.pointer else { return };
+        if pointer.epoch > self.epoch {
+            return;
+        }
+        let uid = self.uid();
+        let root = self.roots[&(pointer.epoch, pointer.uid)].clone();
+        self.roots.insert((pointer.epoch, uid), root);
+        self.compare_and_swap(pointer.epoch, uid, pointer.revision);
+    }
+
+    fn restart(&mut self) {
+        self.zombies.append(&mut self.waiting);
+        self.epoch += 1;
+        let now = self.rig.now;
+        self.rig = Rig {
+            machine: ReplicaReader::new(now, settings(), self.epoch, 1),
+            now,
+            effects: vec![],
+        };
+        self.rig.collect();
+        self.collect();
+        self.committed();
+    }
+
+    /// Everything works from here on, and nothing new is written: in the end all that is there is durable.
+    fn settle(&mut self) {
+        self.zombies.clear();
+        self.send(Event::RetentionChanged(RetentionBound::default()));
+        self.committed();
+        for round in 0.. {
+            assert!(
+                round < 5_000,
+                "does not settle: {:?}",
+                self.rig.machine.status()
+            );
+            if let Some(effect) = (!self.waiting.is_empty()).then(|| self.waiting.remove(0)) {
+                let event = self.perform(&effect, 255);
+                self.send(event);
+                continue;
+            }
+            let status = self.rig.machine.status();
+            if status.assembly_chunks > 0 {
+                self.send(Event::CutRequested);
+            }
+            if self.rig.machine.poll_timeout().is_some() {
+                self.rig.wait_until_due();
+                self.collect();
+            } else if self.waiting.is_empty() {
+                break;
+            }
+        }
+        let status = self.rig.machine.status();
+        assert_eq!(
+            (status.activity, status.problem.clone()),
+            (Activity::Draining, None)
+        );
+        if self.log.start < self.log.end {
+            assert_eq!(status.persisted_next_offset, self.log.end, "{status:?}");
+        }
+        let live: BTreeSet<_> = self
+            .pointer
+            .map(|pointer| (pointer.epoch, pointer.uid))
+            .into_iter()
+            .collect();
+        assert!(
+            self.roots
+                .keys()
+                .copied()
+                .collect::<BTreeSet<_>>()
+                .is_superset(&live)
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_lost_whatever_the_order(steps in steps()) {
+        let mut world = World::new();
+        world.collect();
+        for step in steps {
+            world.step(step);
+        }
+        world.settle();
+    }
+}

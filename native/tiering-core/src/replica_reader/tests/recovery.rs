@@ -1,0 +1,284 @@
+//! When local log and manifest no longer meet.
+
+use super::*;
+
+fn lost() -> Failure {
+    Failure::NotFound("segment".to_owned())
+}
+
+#[track_caller]
+fn recovered(rig: &mut Rig, kind: Recovery, from_offset: u64, to_offset: u64) {
+    rig.cancelled();
+    assert_eq!(
+        rig.next(),
+        Effect::Recovered {
+            kind,
+            from_offset,
+            to_offset
+        }
+    );
+}
+
+#[test]
+fn bug_15_a_trimmed_segment_does_not_stall_the_stream_for_ever() {
+    let mut rig = Rig::persisted();
+    rig.drain(50, 0);
+    let (generation, reference, _) = rig.take_transfer();
+    rig.committed(100, 80);
+    // The transfer has its file open and may still make it; what follows is gone in any case.
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 80);
+    assert_eq!(rig.take_scan().1, 80);
+    rig.transfer_done((generation, reference), Ok(3));
+    assert_eq!(rig.machine.status().manifest_next_offset, 80);
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 1);
+}
+
+#[test]
+fn a_floor_below_what_is_in_transfers_gives_them_a_chance() {
+    let mut rig = Rig::persisted();
+    rig.drain(50, 0);
+    let (generation, reference, _) = rig.take_transfer();
+    rig.committed(60, 60);
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 0);
+    assert_eq!(rig.take_scan().1, 60);
+    rig.transfer_done((generation, reference), Ok(3));
+    assert_eq!(rig.machine.status().manifest_next_offset, 60);
+}
+
+#[test]
+fn a_transfer_whose_segment_is_gone_is_given_up_only_by_a_recovery() {
+    let mut rig = Rig::persisted();
+    rig.drain(50, 0);
+    let (generation, reference, _) = rig.take_transfer();
+    rig.committed(60, 60);
+    rig.transfer_done((generation, reference), Err(lost()));
+    rig.take_scan();
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 60);
+}
+
+#[test]
+fn a_floor_that_is_told_after_the_failure_counts_too() {
+    let mut rig = Rig::persisted();
+    rig.drain(50, 0);
+    let (generation, reference, _) = rig.take_transfer();
+    rig.transfer_done((generation, reference), Err(lost()));
+    assert_eq!(rig.problem(), Some("transfer"));
+    rig.committed(60, 60);
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 60);
+    assert_eq!(rig.take_scan().1, 60);
+    assert_eq!(rig.problem(), None);
+}
+
+#[test]
+fn chunks_in_the_making_that_are_trimmed_are_noticed_before_they_are_cut() {
+    let mut rig = Rig::persisted();
+    rig.drain(40, 0);
+    assert_eq!(rig.machine.status().assembly_first_offset, Some(40));
+    rig.committed(40, 50);
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 50);
+}
+
+#[test]
+fn the_scan_notices_what_the_atomics_have_not_told_yet() {
+    let mut rig = Rig::persisted();
+    rig.committed(90, 0);
+    rig.end_scan(ScanEnd::LocalAhead {
+        local_first_offset: 70,
+    });
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 70);
+    assert_eq!(rig.take_scan().1, 70);
+}
+
+#[test]
+fn bug_22_the_old_manifest_stays_published_until_something_after_the_gap_is_durable() {
+    let mut rig = Rig::persisted();
+    rig.committed(80, 80);
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 80);
+    rig.scan();
+    rig.quiet();
+    assert_eq!(rig.machine.status().persisted_next_offset, 40);
+    assert_eq!(rig.machine.poll_timeout(), None, "nothing to persist yet");
+    rig.drain(90, 80);
+    rig.upload(3);
+    let root = rig.put_root(Ok(101));
+    assert_eq!(
+        (root.first_offset, root.next_offset),
+        (80, 100),
+        "at once, without waiting for threshold or interval"
+    );
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    assert_eq!(rig.published(), (root, 2));
+    // bug 21: nothing of the old manifest is left behind.
+    assert_eq!(
+        rig.deleted(),
+        [fragment(0, 1), fragment(20, 2), root_object(100)]
+    );
+}
+
+#[test]
+fn bug_22_recoveries_that_follow_each_other_wait_longer_and_longer() {
+    let mut rig = Rig::persisted();
+    let mut floor = 100;
+    let mut waited = Vec::new();
+    for _ in 0..12 {
+        rig.effects.clear();
+        let before = rig.now;
+        rig.committed(floor + 50, floor);
+        while !rig
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Recovered { .. }))
+        {
+            rig.wait_until_due();
+        }
+        waited.push(rig.now - before);
+        floor += 1_000;
+    }
+    assert_eq!(waited[0], 0);
+    assert!(waited[1] >= 500 && waited[1] <= 1_000);
+    assert!(waited[11] >= 30_000);
+    rig.now += 1_000_000;
+    rig.effects.clear();
+    rig.committed(floor + 50, floor);
+    assert_eq!(
+        rig.machine.counters().local_log_ahead_recoveries,
+        13,
+        "a quiet time makes the next one quick again"
+    );
+}
+
+#[test]
+fn a_recovery_waits_for_the_persist_under_way_and_uses_the_floor_of_then() {
+    let mut rig = Rig::with_two_fragments();
+    let Effect::PutRoot { generation, .. } = rig.next() else {
+        panic!()
+    };
+    rig.committed(200, 100);
+    rig.quiet();
+    rig.committed(200, 130);
+    rig.send(Event::RootPut {
+        generation,
+        outcome: Ok(100),
+    });
+    rig.commit((100, 0), CommitOutcome::Committed { revision: 1 });
+    assert_eq!(rig.published().1, 1);
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 130);
+    assert_eq!(rig.take_scan().1, 130);
+    assert_eq!(
+        rig.machine.status().revision,
+        1,
+        "the old revision: the next persist replaces it"
+    );
+}
+
+#[test]
+fn bug_89_a_log_that_lost_its_end_is_noticed_by_the_first_look_even_if_nothing_new_is_committed() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(20, 10);
+    let (_, from, up_to, ..) = rig.take_scan();
+    assert_eq!((from, up_to), (40, 20));
+}
+
+#[test]
+fn bug_85_a_remote_timeline_that_is_no_more_is_unpublished_at_once_and_replaced_without_delay() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(20, 10);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 10,
+        local_next_offset: 30,
+    });
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 10);
+    assert_eq!(
+        rig.published(),
+        (Arc::new(Root::empty_at(10)), 7),
+        "local retention must not trim by it"
+    );
+    let root = rig.put_root(Ok(101));
+    assert_eq!(*root, Root::empty_at(10));
+    assert_eq!(rig.take_scan().1, 10);
+    rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
+    assert_eq!(rig.published(), (root, 8));
+    assert_eq!(
+        rig.deleted(),
+        [fragment(0, 0), fragment(20, 1), root_object(70)]
+    );
+    let counters = rig.machine.counters();
+    assert_eq!(
+        (
+            counters.remote_tier_ahead_recoveries,
+            counters.local_log_ahead_recoveries
+        ),
+        (1, 0)
+    );
+}
+
+#[test]
+fn a_recovery_snapshot_without_edits_is_repeated_until_it_is_persisted() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(20, 10);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 10,
+        local_next_offset: 30,
+    });
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 10);
+    rig.published();
+    rig.put_root(Err(transient()));
+    rig.take_scan();
+    rig.wait_until_due();
+    assert_eq!(*rig.put_root(Ok(101)), Root::empty_at(10));
+}
+
+#[test]
+fn a_scan_that_contradicts_itself_gives_nothing_up() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(90, 10);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 10,
+        local_next_offset: 40,
+    });
+    rig.wait_until_due();
+    rig.end_scan(ScanEnd::LocalAhead {
+        local_first_offset: 40,
+    });
+    assert_eq!(rig.problem(), Some("scan"));
+    rig.wait_until_due();
+    assert_eq!(rig.take_scan().1, 40);
+}
+
+#[test]
+fn a_conflict_during_a_waiting_recovery_looks_again_before_giving_anything_up() {
+    let mut rig = Rig::with_two_fragments();
+    rig.put_root(Ok(100));
+    rig.committed(200, 100);
+    rig.commit((100, 0), CommitOutcome::Conflict);
+    rig.cancelled();
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 9, 1)));
+    rig.answer_root(Ok(root_of(0, &[20, 20, 40, 40])));
+    rig.published();
+    assert_eq!(
+        rig.take_scan().1,
+        120,
+        "the other writer had it all: no gap"
+    );
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 0);
+}
+
+#[test]
+fn no_scan_and_no_age_cut_while_a_recovery_waits() {
+    let mut rig = Rig::fresh_with(Settings {
+        fragment_max_age_ms: 10,
+        ..settings()
+    });
+    rig.drain(30, 0);
+    rig.write_anchor();
+    rig.upload(1);
+    rig.upload(2);
+    rig.drain(40, 0);
+    rig.committed(40, 50);
+    rig.wait(1_000);
+    let busy = rig
+        .effects
+        .iter()
+        .all(|effect| matches!(effect, Effect::PutRoot { .. }));
+    assert!(busy, "{:?}", rig.effects);
+}
