@@ -1,1 +1,436 @@
-//! Tests of the driver over a store in memory.
+//! Readers over a store in memory whose answers can be held back.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use log_format::chunk::{ChunkHeader, ChunkType};
+use log_format::crc::crc32;
+use log_format::fragment::{FragmentIndexRecord, HEADER};
+use log_format::key::KeySpace;
+use log_format::manifest::{Entry, Kind, Root};
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+use crate::engine::Engine;
+use crate::manifests::ResolvedManifest;
+use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
+use crate::remote_tier::{
+    DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreErrorKind, StoreFuture,
+};
+use crate::settings::Config;
+
+const SOON: Duration = Duration::from_secs(30);
+const STREAM: &str = "__s_1";
+
+/// Lets ranged GETs through only while it is open; knows how many bytes are on their way.
+struct Gate {
+    inner: Arc<dyn RemoteTier>,
+    open: Semaphore,
+    running: AtomicUsize,
+    running_bytes: AtomicU64,
+    most_running_bytes: AtomicU64,
+    changed: Notify,
+}
+
+struct Passage<'a>(&'a Gate, u64);
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.0.running_bytes.fetch_sub(self.1, Ordering::SeqCst);
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl Gate {
+    fn new(inner: Arc<dyn RemoteTier>, open: bool) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            open: Semaphore::new(if open { Semaphore::MAX_PERMITS } else { 0 }),
+            running: AtomicUsize::new(0),
+            running_bytes: AtomicU64::new(0),
+            most_running_bytes: AtomicU64::new(0),
+            changed: Notify::new(),
+        })
+    }
+
+    fn enter(&self, bytes: u64) -> Passage<'_> {
+        self.running.fetch_add(1, Ordering::SeqCst);
+        let now = self.running_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        self.most_running_bytes.fetch_max(now, Ordering::SeqCst);
+        self.changed.notify_waiters();
+        Passage(self, bytes)
+    }
+
+    /// Waits until this many requests are running.
+    fn wait_running(&self, count: usize) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let wait = async {
+            loop {
+                let changed = self.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                if self.running.load(Ordering::SeqCst) == count {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        runtime.block_on(async { tokio::time::timeout(SOON, wait).await }).expect("soon");
+    }
+}
+
+impl RemoteTier for Gate {
+    fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
+        self.inner.put(request)
+    }
+
+    fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
+        self.inner.get(key, max_bytes)
+    }
+
+    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
+        Box::pin(async move {
+            let _passage = self.enter(range.end - range.start);
+            self.open.acquire().await.expect("never closed").forget();
+            self.inner.get_range(key, range).await
+        })
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
+        self.inner.head(key)
+    }
+
+    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+        self.inner.list(prefix, token, max_keys)
+    }
+
+    fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
+        self.inner.delete(keys)
+    }
+
+    fn probe(&self) -> StoreFuture<'_, ()> {
+        self.inner.probe()
+    }
+}
+
+struct WakeUps(Mutex<Sender<()>>);
+
+impl Wake for WakeUps {
+    fn wake(&self) {
+        // The test may be over.
+        drop(self.0.lock().expect("whole").send(()));
+    }
+}
+
+/// An engine over a stream of two fragments of chunks of about 1 kB.
+struct World {
+    engine: Engine,
+    memory: Arc<MemoryTier>,
+    faults: Arc<Faulty>,
+    gate: Arc<Gate>,
+    root: Root,
+    chunks: Vec<Bytes>,
+}
+
+struct Reader {
+    handle: ReaderHandle,
+    wake_ups: Receiver<()>,
+    waits: usize,
+    wakes: usize,
+    read: Vec<Bytes>,
+}
+
+impl World {
+    fn new(num_chunks: u64, open: bool, change: impl FnOnce(&mut Config)) -> Self {
+        let memory = Arc::new(MemoryTier::new());
+        let (mut chunks, mut entries) = (Vec::new(), Vec::new());
+        let half = num_chunks / 2;
+        for (range, uid) in [(0..half, 1), (half..num_chunks, 2)] {
+            entries.push(store_fragment(&memory, range, uid, &mut chunks));
+        }
+        let root = Root {
+            first_offset: 0,
+            next_offset: num_chunks,
+            first_timestamp_ms: 0,
+            first_last_timestamp_ms: entries[0].last_timestamp_ms,
+            total_size_bytes: entries.iter().map(|entry| u128::from(entry.size_bytes)).sum(),
+            entries,
+        };
+        let faults = Arc::new(Faulty::new(Arc::clone(&memory) as Arc<_>));
+        let gate = Gate::new(Arc::clone(&faults) as Arc<_>, open);
+        let mut config = Config { bucket: "bucket".to_owned(), ..Config::default() };
+        change(&mut config);
+        let engine = Engine::open_with(config, Arc::clone(&gate) as Arc<_>).expect("opened");
+        Self { engine, memory, faults, gate, root, chunks }
+    }
+
+    fn publish(&self) {
+        let root = Arc::new(self.root.clone());
+        self.engine.manifests().publish(STREAM, ResolvedManifest { root, revision: 1, epoch: 1 });
+    }
+
+    fn reader(&self, start: Start) -> Reader {
+        let (sender, wake_ups) = mpsc::channel();
+        let handle = self.engine.open_reader(STREAM, start, Arc::new(WakeUps(Mutex::new(sender)))).expect("open");
+        Reader { handle, wake_ups, waits: 0, wakes: 0, read: Vec::new() }
+    }
+
+    fn stat(&self, name: &str) -> i64 {
+        let rows = self.engine.stats();
+        rows.iter().find(|(row, _)| *row == name).unwrap_or_else(|| panic!("no row {name}")).1
+    }
+}
+
+impl Reader {
+    /// Takes what is there.
+    fn take(&mut self) -> ReadOutcome {
+        loop {
+            match self.handle.read(u64::MAX) {
+                ReadOutcome::Chunk { bytes, .. } => self.read.push(bytes),
+                outcome => {
+                    self.waits += usize::from(outcome == ReadOutcome::Wait);
+                    return outcome;
+                }
+            }
+        }
+    }
+
+    fn await_wake(&mut self) {
+        self.wake_ups.recv_timeout(SOON).expect("woken");
+        self.wakes += 1;
+    }
+
+    fn to_the_end(&mut self) -> ReadOutcome {
+        loop {
+            match self.take() {
+                ReadOutcome::Wait => self.await_wake(),
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+fn store_fragment(memory: &MemoryTier, offsets: Range<u64>, uid: u32, chunks: &mut Vec<Bytes>) -> Entry {
+    let (mut object, mut index) = (HEADER.to_vec(), Vec::new());
+    for offset in offsets.clone() {
+        let data: Vec<u8> = (0..1000 + offset % 7).map(|byte| (byte * 31 + offset) as u8).collect();
+        let header = ChunkHeader {
+            chunk_type: ChunkType::User,
+            num_entries: 1,
+            num_records: 1,
+            timestamp_ms: offset as i64,
+            epoch: 1,
+            chunk_id: offset,
+            data_crc: crc32(&data),
+            data_bytes: data.len() as u32,
+            trailer_bytes: 0,
+            filter_bytes: 0,
+        };
+        let position = (object.len() - HEADER.len()) as u32;
+        index.extend(FragmentIndexRecord { offset, timestamp_ms: offset as i64, position }.encode());
+        let chunk = [&header.encode()[..], &data].concat();
+        object.extend(&chunk);
+        chunks.push(chunk.into());
+    }
+    let size_bytes = (object.len() - HEADER.len()) as u64;
+    object.extend(index);
+    memory.insert(&fragment_key(offsets.start, uid), object);
+    Entry {
+        first_offset: offsets.start,
+        first_timestamp_ms: offsets.start as i64,
+        last_timestamp_ms: offsets.end as i64 - 1,
+        kind: Kind::Fragment,
+        size_bytes,
+        uid,
+    }
+}
+
+fn fragment_key(first_offset: u64, uid: u32) -> String {
+    KeySpace::new("rabbitmq/stream").fragment(STREAM, first_offset, uid)
+}
+
+#[test]
+fn every_chunk_arrives_and_the_local_log_follows() {
+    let world = World::new(3000, true, |_| ());
+    world.publish();
+    for start in [0, 1, 1234, 1500, 2999] {
+        let mut reader = world.reader(Start::Offset(start));
+        assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 3000 });
+        assert!(reader.read == world.chunks[start as usize..], "from {start}");
+    }
+    assert_eq!(world.stat("to_local_transitions"), 5);
+    assert_eq!(world.stat("chunks_served_remote"), 3000 + 2999 + 1766 + 1500 + 1);
+    assert!(world.stat("read_ranges") > 0 && world.stat("read_bytes") > 3_000_000);
+}
+
+#[test]
+fn a_slow_store_does_not_hold_a_read_up() {
+    let world = World::new(10, false, |_| ());
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    world.gate.wait_running(1);
+    assert_eq!(reader.take(), ReadOutcome::Wait);
+    assert!(reader.wake_ups.try_recv().is_err());
+    world.gate.open.add_permits(1_000);
+    reader.await_wake();
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+}
+
+#[test]
+fn every_wait_is_woken_once_and_nothing_else_wakes() {
+    let world = World::new(4000, true, |_| ());
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 4000 });
+    assert!(reader.wake_ups.try_recv().is_err(), "no wake-up that nobody waited for");
+    assert_eq!(reader.wakes, reader.waits);
+}
+
+#[test]
+fn a_chunk_that_is_not_committed_here_is_held_back() {
+    let world = World::new(10, true, |_| ());
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    loop {
+        match reader.handle.read(4) {
+            ReadOutcome::Chunk { header, bytes, .. } => {
+                reader.read.push(bytes);
+                if header.chunk_id == 4 {
+                    break;
+                }
+            }
+            ReadOutcome::Wait => reader.await_wake(),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(reader.handle.read(4), ReadOutcome::Wait);
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert!(reader.read == world.chunks);
+}
+
+#[test]
+fn dropping_the_handle_cancels_everything() {
+    let world = World::new(10, false, |_| ());
+    world.publish();
+    let reader = world.reader(Start::Offset(0));
+    world.gate.wait_running(1);
+    assert_eq!(world.stat("remote_readers"), 1);
+    drop(reader);
+    world.gate.wait_running(0);
+}
+
+#[test]
+fn closing_the_engine_ends_its_readers() {
+    let world = World::new(10, false, |_| ());
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    world.gate.wait_running(1);
+    assert_eq!(reader.take(), ReadOutcome::Wait);
+    world.engine.close();
+    world.gate.wait_running(0);
+    assert!(world.engine.open_reader(STREAM, Start::Offset(0), Arc::new(WakeUps(Mutex::new(mpsc::channel().0)))).is_err());
+}
+
+#[test]
+fn a_closed_reader_says_so() {
+    let world = World::new(10, false, |_| ());
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    reader.handle.close();
+    assert!(matches!(reader.take(), ReadOutcome::Failed { kind: FailureKind::Unavailable, .. }));
+    assert!(reader.wake_ups.try_recv().is_err());
+}
+
+#[test]
+fn a_manifest_that_is_pending_is_waited_for() {
+    let world = World::new(10, true, |_| ());
+    world.engine.manifests().mark_pending(STREAM);
+    let mut reader = world.reader(Start::Timestamp(7));
+    assert_eq!(reader.take(), ReadOutcome::Wait);
+    world.publish();
+    reader.await_wake();
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(reader.read, world.chunks[7..]);
+}
+
+#[test]
+fn faults_of_the_store_are_borne() {
+    // An odd number in each fragment, so that the flipped bit is in the middle of a chunk's data.
+    let world = World::new(102, true, |_| ());
+    world.publish();
+    world.faults.inject(Fault::fail(Operation::GetRange, StoreErrorKind::Throttled));
+    world.faults.inject(Fault::panic(Operation::GetRange));
+    world.faults.inject(Fault::fail(Operation::GetRange, StoreErrorKind::AccessDenied));
+    world.faults.inject(Fault::flip_bit(Operation::GetRange));
+    let mut reader = world.reader(Start::Offset(0));
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 102 });
+    assert!(reader.read == world.chunks);
+    assert_eq!(world.stat("range_retries"), 4);
+    assert_eq!(world.stat("chunk_crc_mismatches"), 1);
+    assert_eq!(world.stat("tasks_lost"), 1);
+}
+
+#[test]
+fn damage_that_stays_ends_the_reader_loudly() {
+    let world = World::new(100, true, |_| ());
+    let key = fragment_key(50, 2);
+    let mut object = world.memory.object(&key).expect("there").bytes.to_vec();
+    object[100] ^= 1;
+    world.memory.insert(&key, object);
+    world.publish();
+    let mut reader = world.reader(Start::Offset(0));
+    assert!(matches!(reader.to_the_end(), ReadOutcome::Failed { kind: FailureKind::Corrupt, .. }));
+    assert!(reader.read == world.chunks[..50]);
+    assert_eq!(world.stat("readers_failed"), 1);
+}
+
+#[test]
+fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
+    const MEMORY_BYTES: u64 = 2 << 20;
+    const FIRST_REQUEST_BYTES: u64 = 256 << 10;
+    let world = World::new(6000, true, |config| {
+        config.read_request_size_bytes = 1 << 20;
+        config.read_ahead_bytes = 1 << 20;
+        config.read_memory_bytes = MEMORY_BYTES;
+    });
+    world.publish();
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                let mut reader = world.reader(Start::Offset(0));
+                assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+                assert!(reader.read == world.chunks);
+            });
+        }
+    });
+    let most = world.gate.most_running_bytes.load(Ordering::SeqCst);
+    assert!(most <= MEMORY_BYTES + 10 * (FIRST_REQUEST_BYTES + 2_000), "{most} bytes at once");
+    world.gate.wait_running(0);
+    assert_eq!(world.engine.shared().read_memory.available_bytes(), MEMORY_BYTES, "all of it was given back");
+}
+
+#[test]
+fn readers_whose_consumers_sleep_do_not_stop_the_others() {
+    let world = World::new(6000, true, |config| {
+        config.read_request_size_bytes = 256 << 10;
+        config.read_ahead_bytes = 1 << 20;
+        config.read_memory_bytes = 1 << 20;
+    });
+    world.publish();
+    let mut sleepers: Vec<Reader> = (0..5).map(|_| world.reader(Start::Offset(0))).collect();
+    for sleeper in &mut sleepers {
+        while sleeper.read.len() < 1500 {
+            if sleeper.take() == ReadOutcome::Wait {
+                sleeper.await_wake();
+            }
+        }
+    }
+    let mut reader = world.reader(Start::Offset(0));
+    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+    assert!(reader.read == world.chunks);
+}
