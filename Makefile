@@ -1,0 +1,27 @@
+# What a user and a developer type. The work is in scripts/; each says at its head what it does.
+
+.PHONY: build test demo ct bench dist cluster clean
+
+build: ## native library and Erlang modules, put together
+	scripts/dist
+
+test: ## everything that CI runs; STAGES="rust ct" for some of it
+	scripts/test $(STAGES)
+
+demo: ## publish, watch local disk shrink and objects grow, read back, compare; KEEP=1 leaves it running
+	scripts/demo
+
+ct: build ## Common Test; SUITE=broker for one
+	scripts/ct $(SUITE)
+
+bench: ## a table and JSON lines
+	scripts/bench
+
+dist: ## the .ez to install: dist/rabbitmq_stream_s3-VSN.ez
+	scripts/dist --ez
+
+cluster: build ## three nodes to play with; stop with: scripts/node --dir $$(scripts/cluster --dir) wipe --all
+	scripts/cluster
+
+clean: ## what was built from this checkout (not the shared cache of downloads)
+	scripts/clean
