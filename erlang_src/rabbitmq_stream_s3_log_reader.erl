@@ -30,6 +30,8 @@
     %% Makes the owner try again; both kinds of consumer understand it.
     wake :: term(),
     timer :: undefined | reference(),
+    %% The owner will ask once more before it believes the end of the stream.
+    asks_again = true :: boolean(),
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
     chained = false :: boolean()
@@ -44,6 +46,8 @@
 %% Nothing to do but try again: soon when chunks were skipped, less so when another must move.
 -define(MORE_MS, 5).
 -define(RETRY_MS, 100).
+%% In case an owner that usually asks twice does not.
+-define(UNASKED_MS, 5000).
 -define(RESOLVE_TIMEOUT_MS, 5000).
 
 %%--------------------------------------------------------------------------------------------
@@ -323,7 +327,14 @@ send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
             {error, _} = Error -> Error
         end
     end,
-    read(Reader, Local, Deliver, ?SWITCHES_MAX).
+    case read(Reader, Local, Deliver, ?SWITCHES_MAX) of
+        {end_of_stream, {?MODULE, #reader{asks_again = AsksAgain} = Next}} ->
+            {end_of_stream, {?MODULE, Next#reader{asks_again = not AsksAgain}}};
+        {ok, {?MODULE, #reader{asks_again = false} = Next}} ->
+            {ok, {?MODULE, Next#reader{asks_again = true}}};
+        Result ->
+            Result
+    end.
 
 %% Before RabbitMQ 4.1 the callback sends the start of the frame itself and returns no bytes.
 frame(Frame) when is_binary(Frame); is_list(Frame) -> Frame;
@@ -347,6 +358,8 @@ chunk_iterator(State, Credit) ->
 -doc "As osiris_log:chunk_iterator/3. Never waits for the remote tier.".
 -spec chunk_iterator(state(), pos_integer() | all, term()) ->
     {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
+chunk_iterator({?MODULE, #reader{asks_again = true} = Reader}, Credit, Previous) ->
+    chunk_iterator({?MODULE, Reader#reader{asks_again = false}}, Credit, Previous);
 chunk_iterator({?MODULE, Reader}, Credit, Previous) ->
     Local = fun(Log, Chained, Guard) ->
         case stock_iterator(Log, Credit, Previous, Chained) of
@@ -539,15 +552,17 @@ local_first(#reader{shared = Shared}) ->
 retry_later(Reader) ->
     try_again(?RETRY_MS, Reader).
 
-%% At most one wake-up of our own is under way, or each of them would cause two more: the stream
-%% protocol asks twice before it believes the end of a stream.
-try_again(Ms, #reader{timer = Timer, wake = Wake} = Reader) ->
-    case Timer =:= undefined orelse erlang:read_timer(Timer) =:= false of
-        true ->
-            {end_of_stream, {?MODULE, Reader#reader{timer = erlang:send_after(Ms, self(), Wake)}}};
-        false ->
-            {end_of_stream, {?MODULE, Reader}}
-    end.
+%% One wake-up for one end of stream that the owner believes. The stream protocol asks twice, and
+%% two wake-ups for one would become four, and so on: the first answer only sets one that is late
+%% enough for the second to replace it.
+try_again(Ms, #reader{timer = Timer, wake = Wake, asks_again = AsksAgain} = Reader) ->
+    _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
+    Delay =
+        case AsksAgain of
+            true -> ?UNASKED_MS;
+            false -> Ms
+        end,
+    {end_of_stream, {?MODULE, Reader#reader{timer = erlang:send_after(Delay, self(), Wake)}}}.
 
 %% A failed reader fails again on every credit: said once.
 failed(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->

@@ -345,8 +345,7 @@ waits_while_it_is_not_known_who_has_it(How) ->
     {First, Reader1} = take(3, open(How, first, Log)),
     3 = ?LOG:trim(20, Log),
     range(pending, Log),
-    {end_of_stream, Reader2} = next(Reader1),
-    {end_of_stream, Reader3} = next(Reader2),
+    Reader3 = asked_as_its_owner_does(Reader1),
     ?assertEqual(6, osiris_log:next_offset(element(3, Reader3))),
     range({0, 20}, Log),
     ?assert(woken()),
@@ -415,15 +414,34 @@ skips_many_chunks_in_turns(How) ->
     uploaded(152, Log),
     _ = ?LOG:trim(152, Log),
     {[{0, _}], Reader1} = take(1, open(How, first, #{filter_spec => #{filters => [<<"a">>]}}, Log)),
-    {end_of_stream, Reader2} = next(Reader1),
-    ?assertEqual(65, osiris_log:next_offset(element(3, Reader2))),
-    {end_of_stream, Reader3} = next(Reader2),
-    ?assertEqual(129, osiris_log:next_offset(element(3, Reader3))),
-    %% One turn, however often the end was reported.
+    Reader2 = asked_as_its_owner_does(Reader1),
+    Skipped = osiris_log:next_offset(element(3, Reader2)),
+    ?assertEqual(Skipped, 1 + 64 * asks(How)),
+    %% One turn, also if the end was reported twice.
     ?assert(woken()),
     ?assert(not_woken()),
-    {[{151, _}], Reader4} = take(1, Reader3),
-    close(Reader4).
+    {{151, _}, Reader3} = until_chunk(Reader2),
+    close(Reader3).
+
+until_chunk(Reader0) ->
+    case next(Reader0) of
+        {end_of_stream, Reader} -> until_chunk(Reader);
+        Chunk -> Chunk
+    end.
+
+%% The stream protocol asks twice before it believes the end of a stream.
+asks(send_file) -> 2;
+asks(chunk_iterator) -> 1.
+
+asked_as_its_owner_does({How, _, _} = Reader) ->
+    lists:foldl(
+        fun(_, R0) ->
+            {end_of_stream, R} = next(R0),
+            R
+        end,
+        Reader,
+        lists:seq(1, asks(How))
+    ).
 
 filters_remote_chunks(How) ->
     %% A larger filter than the matcher expects at first.
