@@ -55,7 +55,7 @@ pub(crate) fn probe<'a>(
 ) -> NifResult<Term<'a>> {
     let mailbox = Mailbox::new(pid, *reference);
     let asked = handle.engine.probe(move |outcome| {
-        mailbox.push(|env| match &outcome {
+        mailbox.send(|env| match &outcome {
             Ok(()) => (atoms::probe(), atoms::ok()).encode(env),
             Err(error) => {
                 let reason = (atoms::error(), errors::probe(error.kind()), text(env, error.text()));
@@ -97,7 +97,7 @@ pub(crate) fn list_objects<'a>(
     let token = if atoms::start() == token { None } else { Some(string(token)?) };
     let mailbox = Mailbox::new(pid, *reference);
     let asked = handle.engine.list_objects(&stream_id, token, move |outcome| {
-        mailbox.push(|env| match &outcome {
+        mailbox.send(|env| match &outcome {
             Ok(page) => {
                 let keys: Vec<Term<'_>> = page.objects.iter().map(|object| text(env, &object.key)).collect();
                 let next = match &page.next_token {
@@ -125,7 +125,7 @@ pub(crate) fn delete_objects<'a>(
     let keys = keys.into_list_iterator()?.map(string).collect::<NifResult<Vec<String>>>()?;
     let mailbox = Mailbox::new(pid, *reference);
     let asked = handle.engine.delete_objects(keys, move |outcome| {
-        mailbox.push(|env| match &outcome {
+        mailbox.send(|env| match &outcome {
             Ok(outcome) => (atoms::deleted(), outcome.deleted, outcome.failed.len()).encode(env),
             Err(error) => errors::store(env, error),
         });
@@ -176,7 +176,7 @@ pub(crate) fn await_manifest<'a>(
     let mailbox = Mailbox::new(pid, *reference);
     // Forgotten or never marked is not pending either: the caller asks again and sees it.
     let asked = handle.engine.await_manifest(&stream_id, move |_manifest| {
-        mailbox.push(|env| atoms::resolved().encode(env));
+        mailbox.send(|env| atoms::resolved().encode(env));
     });
     Ok(accepted(env, asked))
 }

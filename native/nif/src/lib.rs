@@ -12,12 +12,14 @@ mod errors;
 mod message;
 mod owner;
 mod resources;
+mod stream;
 
 use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
 use crate::codec::spec::SpecTerm;
-use crate::resources::EngineResource;
+use crate::codec::event::EventTerm;
+use crate::resources::{EngineResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.
 const INTERFACE_VERSION: u32 = 1;
@@ -27,6 +29,7 @@ fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
 }
 
 type EngineArc = ResourceArc<EngineResource>;
+type StreamArc = ResourceArc<StreamResource>;
 
 entry::nif_table! {
     interface_version as interface_version();
@@ -40,6 +43,11 @@ entry::nif_table! {
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, token: Term<'a>);
     engine::delete_objects as delete_objects(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, keys: Term<'a>);
+
+    stream::open as stream_open(engine: EngineArc, owner: LocalPid, reference: Reference<'a>, config: Term<'a>);
+    stream::event as stream_event(stream: StreamArc, event: EventTerm);
+    stream::status as stream_status(stream: StreamArc);
+    stream::close as stream_close(stream: StreamArc);
 
     engine::mark_pending as manifest_mark_pending(engine: EngineArc, stream_id: Term<'a>);
     engine::forget as manifest_forget(engine: EngineArc, stream_id: Term<'a>);

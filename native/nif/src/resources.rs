@@ -8,6 +8,7 @@ use bytes::Bytes;
 use rustler::codegen_runtime::ResourceRegistration;
 use rustler::{Env, LocalPid, Monitor, Resource};
 use tiering_runtime::engine::Engine;
+use tiering_runtime::stream::StreamHandle;
 
 use crate::owner::Owned;
 
@@ -19,6 +20,17 @@ pub(crate) struct EngineResource {
 impl Owned for EngineResource {
     fn close(&self) {
         self.engine.close();
+    }
+}
+
+/// The upload machine of one local writer.
+pub(crate) struct StreamResource {
+    pub(crate) stream: StreamHandle,
+}
+
+impl Owned for StreamResource {
+    fn close(&self) {
+        self.stream.close();
     }
 }
 
@@ -42,6 +54,7 @@ macro_rules! owned_resource {
 }
 
 owned_resource!(EngineResource);
+owned_resource!(StreamResource);
 
 static LENT_CHUNKS: AtomicI64 = AtomicI64::new(0);
 static LENT_BYTES: AtomicI64 = AtomicI64::new(0);
@@ -96,6 +109,7 @@ pub(crate) fn register(env: Env<'_>) -> bool {
     };
     let registrations = [
         ResourceRegistration::new::<EngineResource>().with_name(name("engine")),
+        ResourceRegistration::new::<StreamResource>().with_name(name("stream")),
         ResourceRegistration::new::<ChunkResource>().with_name(name("chunk")),
     ];
     registrations.iter().all(|registration| registration.register(env).is_ok())

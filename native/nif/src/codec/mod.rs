@@ -3,8 +3,11 @@
 //! A term of the wrong shape is `badarg`; nothing here decides anything.
 
 pub(crate) mod config;
+pub(crate) mod event;
 pub(crate) mod header;
+pub(crate) mod push;
 pub(crate) mod spec;
+pub(crate) mod status;
 
 use rustler::{Atom, Binary, Decoder, Encoder, Env, Error, NewBinary, NifResult, Term};
 

@@ -1,0 +1,58 @@
+//! Pushes up to the owner of a stream.
+
+use rustler::{Atom, Encoder, Env, Term};
+use tiering_core::replica_reader::Recovery;
+use tiering_runtime::stream::{Range, Stopped, StreamPush};
+
+use super::{map, text};
+use crate::atoms;
+
+/// The event part of the message.
+pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
+    match push {
+        StreamPush::ReadPointer => atoms::read_pointer().encode(env),
+        StreamPush::WriteAnchor => atoms::write_anchor().encode(env),
+        StreamPush::CommitPointer { epoch, uid, expected_revision } => {
+            (atoms::commit_pointer(), *epoch, *uid, *expected_revision).encode(env)
+        }
+        StreamPush::Range(range) => (atoms::range(), range_map(env, range)).encode(env),
+        StreamPush::Recovery { kind, from_offset, to_offset } => {
+            let kind = match kind {
+                Recovery::LocalLogAhead => atoms::local_log_ahead(),
+                Recovery::RemoteTierAhead => atoms::remote_tier_ahead(),
+            };
+            (atoms::recovery(), kind, *from_offset, *to_offset).encode(env)
+        }
+        StreamPush::Problem { kind, text: reason } => {
+            (atoms::problem(), name(env, kind), text(env, reason)).encode(env)
+        }
+        StreamPush::Recovered { kind } => (atoms::recovered(), name(env, kind)).encode(env),
+        StreamPush::Stopped(reason) => {
+            let reason = match reason {
+                Stopped::Deleted => atoms::deleted(),
+                Stopped::ConflictLost => atoms::conflict_lost(),
+                Stopped::Bug => atoms::bug(),
+            };
+            (atoms::stopped(), reason).encode(env)
+        }
+    }
+}
+
+/// An atom of a name that is fixed in the code.
+fn name<'a>(env: Env<'a>, name: &'static str) -> Term<'a> {
+    Atom::from_str(env, name).unwrap_or_else(|_| atoms::undefined()).encode(env)
+}
+
+fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
+    let pairs = [
+        (atoms::first_offset(), range.first_offset.encode(env)),
+        (atoms::next_offset(), range.next_offset.encode(env)),
+        (atoms::first_timestamp(), range.first_timestamp_ms.encode(env)),
+        (atoms::total_size(), range.total_size_bytes.encode(env)),
+        (atoms::revision(), range.revision.encode(env)),
+        (atoms::epoch(), range.epoch.encode(env)),
+        (atoms::fragments(), range.fragments.encode(env)),
+    ];
+    // Fails for duplicate keys only.
+    map(env, &pairs).unwrap_or_else(|_| Term::map_new(env))
+}
