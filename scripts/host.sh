@@ -26,5 +26,8 @@ host_kind() {
   esac
 }
 
-# Where what is built for this checkout goes: outside of it, so that a checkout stays clean and two never mix.
-build_dir() { echo "${STREAM_S3_BUILD_DIR:-$CACHE/build/$(printf %s "$TOP" | cksum | cut -d' ' -f1)}"; }
+# Names this checkout in folders that checkouts share.
+checkout_key() { printf %s "$TOP" | cksum | cut -d' ' -f1; }
+
+# Where what is built for this checkout and host goes: outside of the checkout, so that it stays clean and two never mix.
+build_dir() { echo "${STREAM_S3_BUILD_DIR:-$CACHE/build/$(checkout_key)-$HOST_SUITE}"; }
