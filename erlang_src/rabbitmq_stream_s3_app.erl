@@ -147,6 +147,12 @@ register_trigger_now() ->
     case rabbitmq_stream_s3_db:register_trigger() of
         ok ->
             ok;
+        unsupported ->
+            ?LOG_INFO(
+                "stream_s3: this metadata store has no safe triggers; deleted streams are found by looking",
+                [],
+                ?DOMAIN
+            );
         {error, Reason} ->
             ?LOG_WARNING(
                 "stream_s3: the trigger for deleted streams could not be registered, trying again: ~0p",

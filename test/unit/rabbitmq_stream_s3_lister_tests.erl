@@ -10,12 +10,16 @@
 -define(REAPER, rabbitmq_stream_s3_reaper).
 
 lister_test_() ->
-    {foreach, fun start/0, fun stop/1, [
+    {foreach, fun start/0, fun stop/1, patient([
         {"all pages of a stream go, and nothing else", fun all_pages/0},
         {"the next page is asked for when the last has been deleted", fun paced/0},
         {"a stream that is told twice is swept once", fun once/0},
         {"a failed deletion is reported and tried again", fun failing/0}
-    ]}.
+    ])}.
+
+%% A machine that builds something else at the same time is not a failure.
+patient(Tests) ->
+    [{timeout, 60, Test} || Test <- Tests].
 
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set]),

@@ -10,7 +10,7 @@
 -define(ID, <<"stream">>).
 
 reader_test_() ->
-    {foreach, fun start/0, fun stop/1, [
+    {foreach, fun start/0, fun stop/1, patient([
         {"it opens the stream and says what there is", fun opens/0},
         {"a commit reaches the native side, and the next one too", fun commits/0},
         {"what was committed before it listened is not lost", fun no_lost_wakeup/0},
@@ -23,7 +23,11 @@ reader_test_() ->
         {"it crashes when the engine is lost", fun engine_lost/0},
         {"it has one name, and closes what it opened", fun name/0},
         {"a changed policy is passed on", fun policy/0}
-    ]}.
+    ])}.
+
+%% A machine that builds something else at the same time is not a failure.
+patient(Tests) ->
+    [{timeout, 60, Test} || Test <- Tests].
 
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public]),
