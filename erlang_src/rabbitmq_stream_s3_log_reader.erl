@@ -32,6 +32,7 @@
     timer :: undefined | reference(),
     %% The owner will ask once more before it believes the end of the stream.
     asks_again = true :: boolean(),
+    forgotten_until :: undefined | integer(),
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
     chained = false :: boolean()
@@ -216,28 +217,43 @@ open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
             {error, closed};
         Engine ->
             case rabbitmq_stream_s3_remote_log:open(Engine, StreamId, Start, RemoteOptions) of
-                {ok, Remote} -> {ok, Reader#reader{tier = {remote, Remote}, chained = false}};
+                {ok, Remote} ->
+                    {ok, Reader#reader{
+                        tier = {remote, Remote}, chained = false, forgotten_until = undefined
+                    }};
                 {error, _} = Error -> Error
             end
     end.
 
-%% A manifest that is not known yet is waited for, so that "unknown" never looks like "not there".
+%% A manifest that is not known yet is waited for, so that "unknown" never looks like "not there";
+%% unless the local log has the answer whatever the manifest says.
 route(undefined, _, _, _, _, _) ->
     {error, unavailable};
 route(Engine, StreamId, Spec, Shared, First, Deadline) ->
-    case
-        rabbitmq_stream_s3_nif:route(
-            Engine, StreamId, native_spec(Spec), First, local_next(Shared)
-        )
-    of
+    LocalNext = local_next(Shared),
+    NativeSpec = native_spec(Spec),
+    case rabbitmq_stream_s3_nif:route(Engine, StreamId, NativeSpec, First, LocalNext) of
         pending ->
-            case await_manifest(Engine, StreamId, Deadline) of
-                ok -> route(Engine, StreamId, Spec, Shared, First, Deadline);
-                {error, _} = Error -> Error
+            case local_route(NativeSpec, First, LocalNext) of
+                {local, _} = Route ->
+                    Route;
+                unknown ->
+                    case await_manifest(Engine, StreamId, Deadline) of
+                        ok -> route(Engine, StreamId, Spec, Shared, First, Deadline);
+                        {error, _} = Error -> Error
+                    end
             end;
         Route ->
             Route
     end.
+
+local_route(last, _, _) -> {local, last};
+local_route(next, _, _) -> {local, next};
+local_route({offset, N}, First, _) when First >= 0, N >= First -> {local, {offset, N}};
+local_route({abs, N}, First, Next) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
+local_route(first, 0, _) -> {local, first};
+local_route({timestamp, _} = Spec, 0, _) -> {local, Spec};
+local_route(_, _, _) -> unknown.
 
 local_next(Shared) ->
     case knows_committed_offset() of
@@ -474,25 +490,40 @@ readable(Next, #reader{shared = Shared}) ->
 
 %% The local log begins above Next. Trimmed by tiering: the remote tier has it. Trimmed by the
 %% user's retention: it is gone from both, and the reader goes on at the floor, as in stock.
-below_floor(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
+below_floor(Next, Reader, Local, Deliver, Left) ->
     Floor = local_first(Reader),
     case remote_range(Reader) of
         {ok, First, RemoteNext} when First < RemoteNext, Next < RemoteNext, First < Floor ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
         {error, Kind} ->
             failed(Kind, <<"the plugin is off and local segments are gone">>, Reader);
-        pending ->
-            retry_later(Reader);
-        _ ->
-            ok = osiris_log:close(Log),
-            case open_local(Next, Reader) of
-                {ok, Reopened} ->
-                    Local1 = Reader#reader{tier = {local, Reopened}, chained = false},
-                    read(Local1, Local, Deliver, Left - 1);
-                {error, _} = Error ->
-                    Error
+        {ok, _, _} ->
+            at_floor(Next, Reader, Local, Deliver, Left);
+        Unknown ->
+            case still_unknown(Unknown, Reader) of
+                {true, Waiting} -> retry_later(Waiting);
+                false -> at_floor(Next, Reader, Local, Deliver, Left)
             end
     end.
+
+at_floor(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
+    ok = osiris_log:close(Log),
+    case open_local(Next, Reader) of
+        {ok, Reopened} ->
+            Local1 = Reader#reader{tier = {local, Reopened}, chained = false},
+            read(Local1, Local, Deliver, Left - 1);
+        {error, _} = Error ->
+            Error
+    end.
+
+%% A stream that nothing is known of any more has a member that is just being replaced, or it was
+%% never tiered: the first for a moment, the second for good.
+still_unknown(pending, Reader) ->
+    {true, Reader};
+still_unknown(none, #reader{forgotten_until = undefined} = Reader) ->
+    {true, Reader#reader{forgotten_until = deadline()}};
+still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
+    erlang:monotonic_time(millisecond) < Until andalso {true, Reader}.
 
 become_remote(Next, #reader{tier = {local, Log}} = Reader0, Local, Deliver, Left) ->
     case open_remote({offset, Next}, Next, Reader0) of
@@ -517,9 +548,9 @@ become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Le
                 again ->
                     ok = osiris_log:close(Log),
                     read(Reader, Local, Deliver, Left - 1);
-                later ->
+                {later, Waiting} ->
                     ok = osiris_log:close(Log),
-                    retry_later(Reader)
+                    retry_later(Waiting)
             end;
         {error, _} ->
             retry_later(Reader)
@@ -527,17 +558,21 @@ become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Le
 
 fits(Next, Next, _) ->
     true;
-fits(Landed, Next, _) when Landed < Next ->
+fits(Landed, Next, Reader) when Landed < Next ->
     %% A replica that is behind.
-    later;
+    {later, Reader};
 fits(_, Next, Reader) ->
     %% The floor is above Next. Tiering moves the manifest before it trims, so a manifest that
     %% still does not reach beyond Next means that the user's retention dropped it.
     case remote_range(Reader) of
         {ok, _, RemoteNext} when Next < RemoteNext -> again;
         {ok, _, _} -> true;
-        none -> true;
-        _ -> later
+        {error, closed} -> {later, Reader};
+        Unknown ->
+            case still_unknown(Unknown, Reader) of
+                {true, Waiting} -> {later, Waiting};
+                false -> true
+            end
     end.
 
 remote_range(#reader{stream_id = StreamId}) ->

@@ -18,6 +18,7 @@ log_reader_test_() ->
             fun goes_remote_when_the_next_file_is_gone_before_the_floor_moves/1,
             fun follows_stock_over_what_user_retention_dropped/1,
             fun waits_while_it_is_not_known_who_has_it/1,
+            fun waits_a_moment_for_a_stream_that_was_forgotten/1,
             fun a_trim_before_skipped_chunks_is_remembered_while_unknown/1,
             fun waits_without_blocking_when_bytes_are_late/1,
             fun stays_remote_when_the_place_to_go_local_was_trimmed/1,
@@ -34,6 +35,7 @@ log_reader_test_() ->
      || T <- [
             fun attaches_where_the_offset_is/0,
             fun waits_a_bounded_time_for_the_manifest/0,
+            fun needs_no_manifest_for_a_log_that_is_all_here/0,
             fun resolves_specs/0,
             fun counts_once/0,
             fun iterates_many_and_batched_entries/0,
@@ -354,6 +356,33 @@ waits_while_it_is_not_known_who_has_it(How) ->
     ?assertEqual(Expected, First ++ Rest),
     close(Reader4).
 
+waits_a_moment_for_a_stream_that_was_forgotten(How) ->
+    %% It comes back: its member was replaced.
+    Log = ?LOG:append(12, ?LOG:new("forgotten")),
+    Expected = stock(How, first, #{}, Log),
+    Uploaded = ?LOG:chunks(Log),
+    uploaded(20, Log),
+    {First, Reader1} = take(3, open(How, first, Log)),
+    3 = ?LOG:trim(20, Log),
+    ok = ?NIF:forget(?LOG:stream_id(Log)),
+    Reader2 = asked_as_its_owner_does(Reader1),
+    ?NIF:put(?LOG:stream_id(Log), {0, 20}, Uploaded),
+    {Rest, Reader3} = all(Reader2),
+    ?assertEqual(Expected, First ++ Rest),
+    close(Reader3),
+    %% It does not: it was never tiered.
+    Stock = ?LOG:append(12, ?LOG:new("never_tiered")),
+    uploaded(0, Stock),
+    {_, Reader4} = take(3, open(How, first, Stock)),
+    3 = ?LOG:trim(24, Stock),
+    ok = ?NIF:forget(?LOG:stream_id(Stock)),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout, 0),
+    {end_of_stream, Reader5} = next(Reader4),
+    {Chunks, Reader6} = all(Reader5),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout),
+    ?assertEqual([18, 20, 22], ids(Chunks)),
+    close(Reader6).
+
 waits_without_blocking_when_bytes_are_late(How) ->
     Log = ?LOG:append(9, ?LOG:new("late")),
     Expected = stock(How, first, #{}, Log),
@@ -605,6 +634,18 @@ waits_a_bounded_time_for_the_manifest() ->
         {'DOWN', Monitor, process, Pid, normal} -> ok
     end,
     ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout).
+
+needs_no_manifest_for_a_log_that_is_all_here() ->
+    Log = ?LOG:append(3, ?LOG:new("all_here")),
+    ?assertEqual(pending, ?NIF:manifest_range(double, ?LOG:stream_id(Log))),
+    [
+        begin
+            Reader = open(chunk_iterator, Spec, Log),
+            ?assertEqual({local, Next}, {tier(Reader), osiris_log:next_offset(element(3, Reader))}),
+            close(Reader)
+        end
+     || {Spec, Next} <- [{first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}]
+    ].
 
 wait_for_waiter() ->
     case ets:match(?NIF, {{await, '$1'}, '_', '_'}) of

@@ -104,17 +104,14 @@ manifest_await(double, Pid, Ref, StreamId) ->
     end,
     ok.
 
-route(double, _, last, _, _) ->
-    {local, last};
-route(double, _, next, _, _) ->
-    {local, next};
-route(double, _, {offset, N}, LocalFirst, _) when LocalFirst >= 0, N >= LocalFirst ->
-    {local, {offset, N}};
 route(double, StreamId, Spec, LocalFirst, LocalNext) ->
-    case manifest_range(double, StreamId) of
-        pending -> pending;
-        {ok, Same, Same} -> {local, local(Spec)};
-        {ok, First, Next} -> route(Spec, First, Next, LocalFirst, LocalNext, StreamId)
+    case {manifest_range(double, StreamId), Spec} of
+        {pending, _} -> pending;
+        {_, last} -> {local, last};
+        {_, next} -> {local, next};
+        {_, {offset, N}} when LocalFirst >= 0, N >= LocalFirst -> {local, Spec};
+        {{ok, Same, Same}, _} -> {local, local(Spec)};
+        {{ok, First, Next}, _} -> route(Spec, First, Next, LocalFirst, LocalNext, StreamId)
     end.
 
 route(first, First, _, LocalFirst, _, _) when LocalFirst < 0; First < LocalFirst ->
