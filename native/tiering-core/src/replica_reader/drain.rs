@@ -210,17 +210,17 @@ impl ReplicaReader {
         }
         // No more than the transfers that are still allowed can take.
         let room = (self.settings.max_in_flight_transfers - self.transfers.len()) as u64;
-        let target_bytes = self.settings.fragment_size_bytes.max(1);
+        let target_bytes = self.settings.fragment_size_bytes;
         let max_bytes = target_bytes
             .saturating_mul(room)
             .saturating_sub(self.drain.assembly.payload_bytes())
             .max(1);
-        let max_chunks = u64::from(self.settings.fragment_max_chunks.max(1))
+        let max_chunks = u64::from(self.settings.fragment_max_chunks)
             .saturating_mul(room)
             .saturating_sub(u64::from(self.drain.assembly.chunk_count()));
         let max_chunks = usize::try_from(max_chunks)
             .unwrap_or(usize::MAX)
-            .clamp(1, self.settings.scan_max_chunks.max(1));
+            .clamp(1, self.settings.scan_max_chunks);
         let ticket = self.ticket();
         let deadline_ms = self.now_ms.saturating_add(self.settings.answer_deadline_ms);
         self.drain.scan = Some(Scan {

@@ -7,7 +7,9 @@ use log_format::manifest::Root;
 use super::event::Pointer;
 use crate::fragment_assembly::FragmentPlan;
 
-/// Work for the driver. Every effect that has an answer carries the `generation` that its answer must repeat.
+/// Work for the driver. Every effect that has an answer carries the `generation` that its answer must repeat. It is a number of
+/// its own for every effect, so that a late answer is never taken for another's; only transfers share one between recoveries
+/// (they have their reference), because the first answer counts whichever of their tries it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Ask the shell for the pointer.
@@ -23,6 +25,10 @@ pub enum Effect {
         pointer: Pointer,
     },
     /// Read chunk headers from `from_offset` up to and including chunk `up_to_chunk_id`.
+    ///
+    /// The first scan after resolving may ask from above `up_to_chunk_id`: then only the place is looked at. A log that ends
+    /// exactly there has caught up; one that ends below it is [`ScanEnd::RemoteAhead`](super::ScanEnd::RemoteAhead), and
+    /// that must be told by the end of the log itself, committed or not.
     Scan {
         /// Repeated by the answer.
         generation: u64,
@@ -75,6 +81,9 @@ pub enum Effect {
         expected_revision: u64,
     },
     /// The manifest in `root` is persisted: readers may use it, local retention may trim below its next offset.
+    ///
+    /// One exception: after [`Recovery::RemoteTierAhead`] an empty manifest is published under the revision that it is about
+    /// to replace, because the persisted one is of a timeline that readers and local retention must forget at once.
     Publish {
         /// The persisted manifest.
         root: Arc<Root>,

@@ -86,7 +86,7 @@ pub fn anchor_ordering(machine: &ReplicaReader) -> bool {
 /// No more transfers than allowed; one cut that was asked for, or one at four gibibytes, may come on top.
 #[must_use]
 pub fn bounded_queue(machine: &ReplicaReader) -> bool {
-    machine.transfers.len() <= machine.settings.max_in_flight_transfers.max(1) + 1
+    machine.transfers.len() <= machine.settings.max_in_flight_transfers + 1
 }
 
 /// Local authority: nothing is scanned while local log and manifest do not meet.

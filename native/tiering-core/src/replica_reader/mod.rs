@@ -105,7 +105,7 @@ impl ReplicaReader {
     #[must_use]
     pub fn new(now_ms: u64, settings: Settings, epoch: u64, seed: u64) -> Self {
         let mut machine = Self {
-            settings,
+            settings: settings.usable(),
             epoch,
             now_ms,
             wall: None,

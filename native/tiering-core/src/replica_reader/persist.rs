@@ -86,9 +86,7 @@ impl ReplicaReader {
         if !self.persist.is_idle() || !matches!(self.phase, Phase::Running) {
             return None;
         }
-        let due = if self.persist.at_once
-            || self.persist.edits >= self.settings.persist_threshold.max(1)
-        {
+        let due = if self.persist.at_once || self.persist.edits >= self.settings.persist_threshold {
             self.now_ms
         } else {
             self.persist

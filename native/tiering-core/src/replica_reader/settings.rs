@@ -42,6 +42,33 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// With every limit raised to where the machine can move at all: a limit of nothing would stall it without a word.
+    pub(super) fn usable(self) -> Self {
+        let usable = |backoff: Backoff| Backoff {
+            base_ms: backoff.base_ms.max(1),
+            cap_ms: backoff.cap_ms.max(1),
+        };
+        Self {
+            fragment_size_bytes: self.fragment_size_bytes.max(1),
+            fragment_max_chunks: self.fragment_max_chunks.max(1),
+            persist_threshold: self.persist_threshold.max(1),
+            persist_interval_ms: self.persist_interval_ms.max(1),
+            max_in_flight_transfers: self.max_in_flight_transfers.max(1),
+            transfer_deadline_ms: self.transfer_deadline_ms.max(1),
+            answer_deadline_ms: self.answer_deadline_ms.max(1),
+            scan_max_chunks: self.scan_max_chunks.max(1),
+            retry: RetryPolicy {
+                transient: usable(self.retry.transient),
+                stalled: usable(self.retry.stalled),
+                control: usable(self.retry.control),
+                recovery: usable(self.retry.recovery),
+            },
+            ..self
+        }
+    }
+}
+
 /// Exponential waiting times: each starts at its base and doubles up to its cap; half of it is left to chance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {

@@ -61,23 +61,38 @@ pub struct Status {
 
 /// What has happened since the machine was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // The names are the documentation; docs/METRICS.md has the texts.
 pub struct Counters {
+    /// Fragments that reached the bucket.
     pub transfers_completed: u64,
+    /// Transfers sent again, for whatever reason.
     pub transfer_retries: u64,
+    /// Of these, the ones for a reason that does not pass by itself.
     pub stalled_retries: u64,
+    /// Object bytes of the completed transfers.
     pub bytes_transferred: u64,
+    /// Manifests persisted.
     pub persists_completed: u64,
+    /// Tries to persist that failed or whose outcome was unknown.
     pub persists_failed: u64,
+    /// Persists that another writer was ahead of.
     pub persist_conflicts: u64,
+    /// Times that local retention was ahead of the upload.
     pub local_log_ahead_recoveries: u64,
+    /// Times that the local log had lost what was uploaded.
     pub remote_tier_ahead_recoveries: u64,
+    /// Fragments handed over for deletion.
     pub fragments_deleted: u64,
+    /// Chunk headers taken over from the local log.
     pub chunks_scanned: u64,
+    /// Tries to find out what is persisted that failed.
     pub resolution_failures: u64,
+    /// Roots written to the bucket, committed or not.
     pub roots_created: u64,
+    /// Fragments cut because of their age.
     pub age_cuts: u64,
+    /// Anchors made durable.
     pub anchors_written: u64,
+    /// Results of transfers that had one already.
     pub duplicates_ignored: u64,
 }
 

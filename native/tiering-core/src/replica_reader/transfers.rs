@@ -316,10 +316,6 @@ impl ReplicaReader {
                 self.transfer_problem();
             }
             self.submit(reference);
-            if self.settings.transfer_deadline_ms == 0 {
-                // Misconfigured: every deadline is over at once. One round per call is enough.
-                break;
-            }
         }
     }
 

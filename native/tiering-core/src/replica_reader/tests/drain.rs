@@ -235,3 +235,36 @@ fn a_lost_scan_is_repeated_and_its_late_answer_ignored() {
     });
     assert_eq!(rig.machine.status(), before);
 }
+
+#[test]
+fn limits_of_nothing_do_not_stall_the_machine() {
+    let nothing = Backoff {
+        base_ms: 0,
+        cap_ms: 0,
+    };
+    let retry = RetryPolicy {
+        transient: nothing,
+        stalled: nothing,
+        control: nothing,
+        recovery: nothing,
+    };
+    let settings = Settings {
+        fragment_size_bytes: 0,
+        fragment_max_chunks: 0,
+        fragment_max_age_ms: 0,
+        persist_threshold: 0,
+        persist_interval_ms: 0,
+        max_in_flight_transfers: 0,
+        transfer_deadline_ms: 0,
+        answer_deadline_ms: 0,
+        scan_max_chunks: 0,
+        retry,
+    };
+    let mut rig = Rig::fresh_with(settings);
+    rig.drain(0, 0);
+    rig.write_anchor();
+    rig.upload(1);
+    rig.put_root(Ok(100));
+    rig.commit((100, 0), CommitOutcome::Committed { revision: 1 });
+    assert_eq!(rig.published().1, 1);
+}
