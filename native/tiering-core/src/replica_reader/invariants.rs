@@ -7,12 +7,14 @@ use crate::manifest::invariants as manifest;
 #[must_use]
 pub fn violated(machine: &ReplicaReader) -> Vec<&'static str> {
     type Check = (&'static str, fn(&ReplicaReader) -> bool);
-    let checks: [Check; 10] = [
+    let checks: [Check; 12] = [
         ("accounting", accounting),
         ("ordering", ordering),
         ("coverage", coverage),
         ("immutability", immutability),
         ("durability", durability),
+        ("single_mutator", single_mutator),
+        ("epoch_monotonicity", epoch_monotonicity),
         ("contiguous_advance", contiguous_advance),
         ("anchor_ordering", anchor_ordering),
         ("bounded_queue", bounded_queue),
@@ -54,6 +56,26 @@ pub fn immutability(machine: &ReplicaReader) -> bool {
 #[must_use]
 pub fn durability(machine: &ReplicaReader) -> bool {
     machine.diverged || machine.persisted.next_offset <= machine.manifest.next_offset
+}
+
+/// Single mutator: memory is the persisted manifest without some of its beginning and with something at its end, unless
+/// memory replaces it. Two rewriters at once could not keep that.
+#[must_use]
+pub fn single_mutator(machine: &ReplicaReader) -> bool {
+    let (memory, persisted) = (&machine.manifest.entries, &machine.persisted.entries);
+    let kept = memory.partition_point(|entry| entry.first_offset < machine.persisted.next_offset);
+    machine.diverged
+        || memory
+            .get(..kept)
+            .is_some_and(|kept| persisted.ends_with(kept))
+}
+
+/// Epoch monotonicity: a machine never goes on from what a writer of a higher epoch persisted.
+#[must_use]
+pub fn epoch_monotonicity(machine: &ReplicaReader) -> bool {
+    machine
+        .pointer
+        .is_none_or(|pointer| pointer.epoch <= machine.epoch)
 }
 
 /// Contiguous advance: manifest, transfers, the fragment in the making and the scan follow each other without a hole.
