@@ -13,6 +13,8 @@
 -include_lib("kernel/include/logger.hrl").
 -include("rabbitmq_stream_s3.hrl").
 
+-define(UNBOUNDED_BYTES, (1 bsl 62)).
+
 -type member() :: writer | acceptor.
 -type info() :: #{
     stream_id := binary(),
@@ -82,28 +84,23 @@ and the user has set a bound; a persist can come much later, and the segments it
 The calling process must outlive the evaluation.
 """.
 -spec evaluate_local_retention(info()) -> ok.
-evaluate_local_retention(#{name := Name, dir := Dir, retention := Retention} = Info) ->
-    %% Osiris ignores an empty list of specs. The wrapper removes ours again.
-    Specs = [{'fun', ?MODULE} | user_specs(Retention)],
-    osiris_retention:eval(Name, Dir, Specs, evaluated(Info)).
+evaluate_local_retention(Info) ->
+    #{name := Name, dir := Dir, retention := Retention} = Info,
+    #{shared := Shared, counter := Counter} = Info,
+    Specs =
+        case user_specs(Retention) of
+            %% Osiris ignores an empty list, not a bound that nothing reaches.
+            [] -> [{max_bytes, ?UNBOUNDED_BYTES}];
+            UserSpecs -> UserSpecs
+        end,
+    %% Added by the instrumentation, so not known to xref.
+    Log = osiris_log,
+    osiris_retention:eval(Name, Dir, Specs, Log:'$retention_evaluated'(Shared, Counter)).
 
 -doc "The name under which native code and bucket know an osiris log.".
 -spec stream_id(osiris:name()) -> binary().
 stream_id(Name) when is_binary(Name) -> Name;
 stream_id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
-
-%% The same as osiris does after its own evaluations; without it the floor that readers see would
-%% stay below the first segment. Positions are those of osiris_log:counter_fields/0.
-evaluated(#{shared := Shared, counter := Counter}) ->
-    fun
-        ({{First, _}, FirstTimestamp, Segments}) when is_integer(First), is_integer(FirstTimestamp) ->
-            osiris_log_shared:set_first_chunk_id(Shared, First),
-            counters:put(Counter, 2, First),
-            counters:put(Counter, 3, FirstTimestamp),
-            counters:put(Counter, 5, Segments);
-        (_) ->
-            ok
-    end.
 
 info(#{name := Name, dir := Dir, epoch := Epoch} = Config, State) ->
     Info = #{

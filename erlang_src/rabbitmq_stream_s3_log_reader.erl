@@ -10,6 +10,7 @@
 %% called by the wrappers in osiris_log
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
 -export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
+-export([run_aside/1]).
 -export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -47,6 +48,7 @@
 %% Nothing to do but try again: soon when chunks were skipped, less so when another must move.
 -define(MORE_MS, 5).
 -define(RETRY_MS, 100).
+-define(OFF_MS, 1000).
 %% In case an owner that usually asks twice does not.
 -define(UNASKED_MS, 5000).
 -define(RESOLVE_TIMEOUT_MS, 5000).
@@ -154,9 +156,11 @@ new(StreamId, Context, Counter, CounterId, Filter) ->
     #{shared := Shared, readers_counter_fun := Count, options := Options} = Context,
     Reference = maps:get(reference, Context, undefined),
     Inner = maps:with([dir, name, shared, options], Context),
+    %% Does nothing; and a fun of this module would outlive it when the plugin is disabled.
+    Uncounted = fun erlang:is_integer/1,
     #reader{
         stream_id = StreamId,
-        context = stock(Inner#{counter => Counter, readers_counter_fun => fun uncounted/1}),
+        context = stock(Inner#{counter => Counter, readers_counter_fun => Uncounted}),
         shared = Shared,
         counter = Counter,
         counter_id = CounterId,
@@ -170,9 +174,6 @@ new(StreamId, Context, Counter, CounterId, Filter) ->
 %% The wrapper hands a context with this mark to stock.
 stock(Context) ->
     Context#{rabbitmq_stream_s3 => stock}.
-
-uncounted(_) ->
-    ok.
 
 open(_, _, _, _, 0) ->
     {error, retries_exhausted};
@@ -279,9 +280,13 @@ deadline() ->
 await_manifest(Engine, StreamId, Deadline) ->
     aside(Deadline, fun() ->
         Ref = make_ref(),
-        ok = rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId),
-        receive
-            {rabbitmq_stream_s3, Ref, resolved} -> ok
+        case rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId) of
+            ok ->
+                receive
+                    {rabbitmq_stream_s3, Ref, resolved} -> ok
+                end;
+            {error, _} ->
+                {error, unavailable}
         end
     end).
 
@@ -310,7 +315,7 @@ first_chunk(Handle, Committed) ->
 %% Runs a wait for native messages in a process of its own: a message that comes after the
 %% deadline must not end up in the mailbox of a connection.
 aside(Deadline, Fun) ->
-    {Pid, Monitor} = spawn_monitor(fun() -> exit({aside, Fun()}) end),
+    {Pid, Monitor} = spawn_monitor(?MODULE, run_aside, [Fun]),
     receive
         {'DOWN', Monitor, process, Pid, {aside, Result}} -> Result;
         {'DOWN', Monitor, process, Pid, _} -> {error, unavailable}
@@ -320,11 +325,16 @@ aside(Deadline, Fun) ->
         {error, unavailable}
     end.
 
+-doc false.
+-spec run_aside(fun(() -> term())) -> no_return().
+run_aside(Fun) ->
+    exit({aside, Fun()}).
+
 %%--------------------------------------------------------------------------------------------
 %% Reading
 
 -doc "As osiris_log:send_file/3. Never waits for the remote tier: no bytes yet is end_of_stream.".
--spec send_file(gen_tcp:socket() | ssl:socket(), state(), fun((map(), pos_integer()) -> iodata())) ->
+-spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), fun((map(), pos_integer()) -> iodata())) ->
     {ok, state()} | {end_of_stream, state()} | {error, term()}.
 send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
     #reader{transport = Transport, chunk_selector = Selector} = Reader,
@@ -435,7 +445,7 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
             Reader = Reader0#reader{tier = {remote, Remote}},
             become_local(Next, Reader, Local, Deliver, Left);
         {error, Kind, Text} ->
-            failed(Kind, Text, Reader0)
+            remote_failed(Kind, Text, Reader0, Local, Deliver, Left)
     end.
 
 read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left) ->
@@ -495,8 +505,10 @@ below_floor(Next, Reader, Local, Deliver, Left) ->
     case remote_range(Reader) of
         {ok, First, RemoteNext} when First < RemoteNext, Next < RemoteNext, First < Floor ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
+        {error, closed} ->
+            plugin_is_off(Reader);
         {error, Kind} ->
-            failed(Kind, <<"the plugin is off and local segments are gone">>, Reader);
+            failed(Kind, <<"who has the next chunk cannot be found out">>, Reader);
         {ok, _, _} ->
             at_floor(Next, Reader, Local, Deliver, Left);
         Unknown ->
@@ -525,16 +537,38 @@ still_unknown(none, #reader{forgotten_until = undefined} = Reader) ->
 still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
     erlang:monotonic_time(millisecond) < Until andalso {true, Reader}.
 
-become_remote(Next, #reader{tier = {local, Log}} = Reader0, Local, Deliver, Left) ->
+become_remote(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
+    Close = fun() -> osiris_log:close(Log) end,
+    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+
+reopen_remote(Next, Close, Reader0, Local, Deliver, Left) ->
     case open_remote({offset, Next}, Next, Reader0) of
         {ok, Reader} ->
-            ok = osiris_log:close(Log),
+            ok = Close(),
             read(Reader, Local, Deliver, Left - 1);
-        {error, busy} ->
-            retry_later(Reader0);
+        {error, closed} ->
+            plugin_is_off(Reader0);
         {error, Kind} ->
             failed(Kind, <<"cannot read from the remote tier">>, Reader0)
     end.
+
+%% Final for this handle. It may have ended only because its engine did, and the plugin has a new
+%% one by now.
+remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    case persistent_term:get(?ENGINE, undefined) =:= rabbitmq_stream_s3_remote_log:engine(Remote) of
+        true -> failed(Kind, Text, Reader);
+        false -> again_remote(Reader, Local, Deliver, Left)
+    end.
+
+again_remote(#reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
+    Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
+    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+
+%% What is asked for is not here and cannot be fetched until the plugin is on again.
+plugin_is_off(Reader) ->
+    ok = say_once(closed, <<"waits until the plugin is on again">>, Reader),
+    try_again(?OFF_MS, Reader).
 
 %% The remote tier ends at Next. The local reader must begin exactly there.
 become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
@@ -547,7 +581,7 @@ become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Le
                     read(Opened, Local, Deliver, Left - 1);
                 again ->
                     ok = osiris_log:close(Log),
-                    read(Reader, Local, Deliver, Left - 1);
+                    again_remote(Reader, Local, Deliver, Left);
                 {later, Waiting} ->
                     ok = osiris_log:close(Log),
                     retry_later(Waiting)
@@ -567,7 +601,7 @@ fits(_, Next, Reader) ->
     case remote_range(Reader) of
         {ok, _, RemoteNext} when Next < RemoteNext -> again;
         {ok, _, _} -> true;
-        {error, closed} -> {later, Reader};
+        {error, _} -> {later, Reader};
         Unknown ->
             case still_unknown(Unknown, Reader) of
                 {true, Waiting} -> {later, Waiting};
@@ -599,17 +633,20 @@ try_again(Ms, #reader{timer = Timer, wake = Wake, asks_again = AsksAgain} = Read
         end,
     {end_of_stream, {?MODULE, Reader#reader{timer = erlang:send_after(Delay, self(), Wake)}}}.
 
-%% A failed reader fails again on every credit: said once.
-failed(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
+failed(Kind, Text, Reader) ->
+    ok = say_once(Kind, Text, Reader),
+    {error, {stream_s3, Kind}}.
+
+%% The same thing goes wrong again on every try.
+say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
     case put({?MODULE, CounterId}, Kind) of
         Kind ->
             ok;
         _ ->
-            ?LOG_ERROR("stream_s3: ~ts: consumer stopped at offset ~b: ~s: ~ts", [
+            ?LOG_ERROR("stream_s3: ~ts: a consumer cannot go on at offset ~b: ~0p: ~ts", [
                 StreamId, next(Reader), Kind, Text
             ])
-    end,
-    {error, {stream_s3, Kind}}.
+    end.
 
 %%--------------------------------------------------------------------------------------------
 %% Getters and the end

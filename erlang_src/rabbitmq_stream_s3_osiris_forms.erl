@@ -125,11 +125,15 @@ field_name({record_field, _, {atom, _, Name}}) -> Name;
 field_name({record_field, _, {atom, _, Name}, _}) -> Name.
 
 rewrite(Mark, Hooks, Forms) ->
-    Attribute = {attribute, erl_anno:new(0), Mark, ?VERSION},
-    Wrappers = [parse(Text) || Text <- [adopt() | [wrapper(H) || H <- Hooks]]],
+    Anno = erl_anno:new(0),
+    Attributes = [
+        {attribute, Anno, Mark, ?VERSION},
+        {attribute, Anno, export, [{'$retention_evaluated', 2}]}
+    ],
+    Wrappers = [parse(Text) || Text <- [adopt(), evaluated() | [wrapper(H) || H <- Hooks]]],
     lists:flatmap(
         fun
-            ({attribute, _, module, _} = Form) -> [Form, Attribute];
+            ({attribute, _, module, _} = Form) -> [Form | Attributes];
             ({eof, _} = Form) -> Wrappers ++ [Form];
             ({function, A, Name, Arity, Clauses} = Form) ->
                 case lists:member({Name, Arity}, Hooks) of
@@ -247,10 +251,24 @@ adopt() ->
     "    case application:get_env(osiris, log_reader) of"
     "        {ok, Reader} ->"
     "            Inner = State#osiris_log{cfg = Cfg#cfg{counter_id = undefined,"
-    "                                                   readers_counter_fun = fun(_) -> ok end}},"
+    "                                         readers_counter_fun = fun erlang:is_integer/1}},"
     "            Reader:adopt(Inner, #{dir => Dir, name => Name, counter => Counter,"
     "                                  counter_id => Id, readers_counter_fun => Count,"
     "                                  shared => Shared, transport => Transport,"
     "                                  chunk_selector => Selector, filter => Filter});"
     "        undefined -> false"
+    "    end.".
+
+%% What osiris does after its own evaluations: without it the floor that readers see would stay
+%% below the first segment. Here and not in the plugin, because osiris keeps the fun in timers and
+%% the plugin's modules are unloaded when it is disabled. Positions: osiris_log:counter_fields/0.
+evaluated() ->
+    "'$retention_evaluated'(Shared, Counter) ->"
+    "    fun({{First, _}, FirstTimestamp, Segments})"
+    "              when is_integer(First), is_integer(FirstTimestamp) ->"
+    "            osiris_log_shared:set_first_chunk_id(Shared, First),"
+    "            counters:put(Counter, 2, First),"
+    "            counters:put(Counter, 3, FirstTimestamp),"
+    "            counters:put(Counter, 5, Segments);"
+    "       (_) -> ok"
     "    end.".

@@ -4,11 +4,12 @@
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_remote_log).
 
--export([open/4, read/2, next_offset/1, close/1]).
+-export([open/4, read/2, next_offset/1, engine/1, close/1]).
 -export([iterator/2, iterator_next/1]).
 
 -record(remote, {
     handle :: rabbitmq_stream_s3_nif:reader(),
+    engine :: rabbitmq_stream_s3_nif:engine(),
     next_offset :: osiris:offset(),
     chunk_selector :: all | user_data,
     filter :: undefined | osiris_bloom:mstate(),
@@ -37,7 +38,8 @@
 -define(C_CHUNKS, 4).
 
 -doc "Starts reading for the calling process. Finding the place goes on in the background.".
--spec open(term(), binary(), start(), options()) -> {ok, t()} | {error, closed | busy}.
+-spec open(rabbitmq_stream_s3_nif:engine(), binary(), start(), options()) ->
+    {ok, t()} | {error, term()}.
 open(Engine, StreamId, Start, Options) ->
     #{
         wake := Wake,
@@ -50,6 +52,7 @@ open(Engine, StreamId, Start, Options) ->
         {ok, Handle} ->
             {ok, #remote{
                 handle = Handle,
+                engine = Engine,
                 next_offset = Next,
                 chunk_selector = Selector,
                 filter = Filter,
@@ -77,7 +80,7 @@ read(Remote, CommittedChunkId) ->
 read(Remote, _, 0) ->
     {more, Remote};
 read(#remote{handle = Handle} = Remote0, CommittedChunkId, Left) ->
-    case rabbitmq_stream_s3_nif:reader_read(Handle, CommittedChunkId) of
+    case reader_read(Handle, CommittedChunkId) of
         {chunk, Header, ChunkFilter, Data, Trailer} ->
             Remote1 = advance(Header, Remote0),
             case wanted(Header, ChunkFilter, Remote1) of
@@ -89,7 +92,17 @@ read(#remote{handle = Handle} = Remote0, CommittedChunkId, Left) ->
         {local, Next} ->
             {local, Next, Remote0};
         {error, Kind, Text} ->
-            {error, Kind, Text}
+            {error, Kind, Text};
+        {error, {bug, Text}} ->
+            {error, bug, Text}
+    end.
+
+%% A handle of before the native library was loaded again.
+reader_read(Handle, CommittedChunkId) ->
+    try
+        rabbitmq_stream_s3_nif:reader_read(Handle, CommittedChunkId)
+    catch
+        error:badarg -> {error, unavailable, <<"the plugin was restarted">>}
     end.
 
 %% Counts a chunk once its header has been seen, also when it is skipped, as stock does.
@@ -115,10 +128,18 @@ selected(user_data, _) -> false.
 next_offset(#remote{next_offset = Next}) ->
     Next.
 
+-doc "The engine that it reads with; another one may have come since.".
+-spec engine(t()) -> rabbitmq_stream_s3_nif:engine().
+engine(#remote{engine = Engine}) ->
+    Engine.
+
 -spec close(t()) -> ok.
 close(#remote{handle = Handle}) ->
-    _ = rabbitmq_stream_s3_nif:reader_close(Handle),
-    ok.
+    try rabbitmq_stream_s3_nif:reader_close(Handle) of
+        _ -> ok
+    catch
+        error:badarg -> ok
+    end.
 
 -doc "An iterator over the entries of a chunk.".
 -spec iterator(map(), binary()) -> iterator().

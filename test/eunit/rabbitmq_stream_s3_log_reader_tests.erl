@@ -26,7 +26,7 @@ log_reader_test_() ->
             fun skips_many_chunks_in_turns/1,
             fun filters_remote_chunks/1,
             fun reports_remote_errors/1,
-            fun fails_closed_when_the_plugin_is_off/1,
+            fun waits_while_the_plugin_is_off/1,
             fun adopts_readers_that_were_open_before/1
         ],
         How <- [send_file, chunk_iterator]
@@ -38,6 +38,7 @@ log_reader_test_() ->
             fun needs_no_manifest_for_a_log_that_is_all_here/0,
             fun resolves_specs/0,
             fun counts_once/0,
+            fun outlives_the_code_of_the_plugin/0,
             fun iterates_many_and_batched_entries/0,
             fun sends_trailers_as_stock/0,
             fun a_local_start_that_is_trimmed_meanwhile_starts_remotely/0
@@ -516,15 +517,28 @@ reports_remote_errors(How) ->
     end),
     close(Reader).
 
-fails_closed_when_the_plugin_is_off(How) ->
+waits_while_the_plugin_is_off(How) ->
     Log = ?LOG:append(12, ?LOG:new("off")),
+    Expected = stock(How, first, #{}, Log),
     uploaded(20, Log),
-    {_, Reader} = take(3, open(How, first, Log)),
+    {First, Reader1} = take(3, open(How, first, Log)),
     3 = ?LOG:trim(20, Log),
+    Engine = persistent_term:get({rabbitmq_stream_s3, engine}),
     persistent_term:erase({rabbitmq_stream_s3, engine}),
-    with_quiet_log(fun() -> ?assertEqual({error, {stream_s3, closed}}, next(Reader)) end),
-    persistent_term:put({rabbitmq_stream_s3, engine}, double),
-    close(Reader).
+    {[], Reader2} = with_quiet_log(fun() -> all(Reader1) end),
+    persistent_term:put({rabbitmq_stream_s3, engine}, Engine),
+    {Second, Reader3} = take(2, Reader2),
+    ?assertEqual(remote, tier(Reader3)),
+    %% Off and on again: the handles of before are of no use.
+    ?NIF:restart(),
+    persistent_term:erase({rabbitmq_stream_s3, engine}),
+    {[], Reader4} = with_quiet_log(fun() -> all(Reader3) end),
+    ?NIF:restart(),
+    {Rest, Reader5} = all(Reader4),
+    ?assertEqual(Expected, First ++ Second ++ Rest),
+    close(Reader5),
+    _ = not_woken(),
+    ok.
 
 adopts_readers_that_were_open_before(How) ->
     Log = ?LOG:append(12, ?LOG:new("adopted")),
@@ -686,6 +700,34 @@ counts_once() ->
     close(Reader),
     ?assertEqual([-1], readers()),
     ?assertEqual(undefined, osiris_counters:overview(Id)).
+
+%% RabbitMQ unloads the modules of a disabled plugin. A process that holds a fun of them would be
+%% killed when they are loaded again.
+outlives_the_code_of_the_plugin() ->
+    Log = ?LOG:append(12, ?LOG:new("unloaded")),
+    Expected = stock(chunk_iterator, first, #{}, Log),
+    uploaded(20, Log),
+    1 = ?LOG:trim(6, Log),
+    {First, Remote} = take(2, open(chunk_iterator, first, Log)),
+    {Second, Local} = take(2, open(chunk_iterator, 6, Log)),
+    Modules = [?TAG, rabbitmq_stream_s3_remote_log, rabbitmq_stream_s3_hooks],
+    [
+        begin
+            true = code:soft_purge(M),
+            true = code:delete(M),
+            ?assertNot(erlang:check_process_code(self(), M)),
+            true = code:soft_purge(M),
+            {module, M} = code:load_file(M)
+        end
+     || M <- Modules
+    ],
+    {Rest, Reader1} = all(Remote),
+    ?assertEqual(Expected, First ++ Rest),
+    {Rest2, Reader2} = all(Local),
+    ?assertEqual(lists:nthtail(5, Expected), Rest2),
+    ?assertEqual([6, 8], ids(Second)),
+    close(Reader1),
+    close(Reader2).
 
 iterates_many_and_batched_entries() ->
     Log0 = ?LOG:new("entries"),

@@ -5,7 +5,7 @@
 %% uploaded, as made by stream_s3_test_log:chunks/1. `stalled` makes reads wait until wake/0.
 -module(stream_s3_nif_double).
 
--export([load/0, unload/0, put/3, forget/1, stall/1, wake/0, after_read/1, opened/0]).
+-export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1, opened/0]).
 -export([manifest_mark_pending/2, manifest_range/2, manifest_await/4, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
@@ -52,6 +52,11 @@ unload() ->
     true = ets:delete(?TABLE),
     ok.
 
+%% A new engine, as after a restart of the plugin: handles of before are refused.
+restart() ->
+    true = ets:match_delete(?TABLE, {{reader, '_'}, '_', '_', '_', '_'}),
+    persistent_term:put({rabbitmq_stream_s3, engine}, {double, make_ref()}).
+
 put(StreamId, Range, Chunks) ->
     true = ets:insert(?TABLE, {{stream, StreamId}, Range, Chunks}),
     _ = [
@@ -86,25 +91,25 @@ after_read(Fun) ->
 opened() ->
     length([R || {{reader, R}, _, _, _, _} <- ets:tab2list(?TABLE)]).
 
-manifest_mark_pending(double, StreamId) ->
+manifest_mark_pending(_, StreamId) ->
     _ = ets:insert_new(?TABLE, {{stream, StreamId}, pending, []}),
     ok.
 
-manifest_range(double, StreamId) ->
+manifest_range(_, StreamId) ->
     case ets:lookup(?TABLE, {stream, StreamId}) of
         [] -> none;
         [{_, pending, _}] -> pending;
         [{_, {First, Next}, _}] -> {ok, First, Next}
     end.
 
-manifest_await(double, Pid, Ref, StreamId) ->
+manifest_await(_, Pid, Ref, StreamId) ->
     case manifest_range(double, StreamId) of
         pending -> ets:insert(?TABLE, {{await, Ref}, StreamId, Pid});
         _ -> Pid ! {rabbitmq_stream_s3, Ref, resolved}
     end,
     ok.
 
-route(double, StreamId, Spec, LocalFirst, LocalNext) ->
+route(_, StreamId, Spec, LocalFirst, LocalNext) ->
     case {manifest_range(double, StreamId), Spec} of
         {pending, _} -> pending;
         {_, last} -> {local, last};
@@ -138,7 +143,7 @@ route({timestamp, Ts}, First, Next, _, _, StreamId) ->
 local({abs, N}) -> {offset, N};
 local(Spec) -> Spec.
 
-reader_open(double, Owner, Wake, StreamId, Start) ->
+reader_open(_, Owner, Wake, StreamId, Start) ->
     Reader = make_ref(),
     [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     Position =
@@ -160,7 +165,7 @@ reader_read(Reader, Max) ->
     Answer.
 
 answer(Reader, Max) ->
-    [{Key, StreamId, Position, Owner, Wake}] = ets:lookup(?TABLE, {reader, Reader}),
+    {Key, StreamId, Position, Owner, Wake} = reader(Reader),
     [{_, Range, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     case {ets:lookup(?TABLE, stall), Range} of
         {[{stall, N}], _} when N > 0 ->
@@ -169,7 +174,11 @@ answer(Reader, Max) ->
             wait;
         {_, {error, _, _} = Error} ->
             Error;
+        {_, _} when is_tuple(Position) ->
+            %% Final.
+            Position;
         {_, {_, Next}} when Position >= Next ->
+            true = ets:insert(?TABLE, {Key, StreamId, {local, Next}, Owner, Wake}),
             {local, Next};
         _ ->
             case [C || {#{chunk_id := Id}, _, _, _} = C <- Chunks, Id >= Position, Id =< Max] of
@@ -182,8 +191,15 @@ answer(Reader, Max) ->
     end.
 
 reader_close(Reader) ->
+    _ = reader(Reader),
     true = ets:delete(?TABLE, {reader, Reader}),
     ok.
+
+reader(Reader) ->
+    case ets:lookup(?TABLE, {reader, Reader}) of
+        [Found] -> Found;
+        [] -> error(badarg)
+    end.
 
 chunk_entries(_, Position, Offset, 0, _) ->
     {[], Position, Offset, 0};
