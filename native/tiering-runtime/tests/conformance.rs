@@ -1,10 +1,13 @@
 //! One suite that every remote tier must pass: the one in memory always, an S3 endpoint if the environment names one.
 //!
-//! `STREAM_S3_TEST_ENDPOINT`, `_BUCKET`, `_KEY` and `_SECRET` (and `_REGION`, default `us-east-1`) choose the endpoint; the bucket
-//! must exist. Everything is written under a prefix of its own and deleted at the end.
+//! `STREAM_S3_TEST_ENDPOINT`, `_BUCKET`, `_KEY` and `_SECRET` choose the endpoint, with `_REGION` (default `us-east-1`) and `_CA` (a
+//! PEM file) if need be; the bucket must exist. Everything is written under a prefix of its own and deleted at the end.
+
+#![allow(clippy::expect_used)] // helpers of tests, which lints cannot tell from anything else
 
 use std::collections::BTreeMap;
 use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -211,6 +214,7 @@ fn config() -> Option<Config> {
         region: var("REGION").unwrap_or_else(|| "us-east-1".to_owned()),
         access_key_id: var("KEY"),
         secret_access_key: var("SECRET").map(Secret::new),
+        tls_ca_file: var("CA").map(PathBuf::from),
         path_style: true,
         prefix: "conformance".to_owned(),
         ..Config::default()
