@@ -275,6 +275,20 @@ mod tests {
     }
 
     #[test]
+    fn only_the_place_is_found_by_time_and_what_follows_by_offset() {
+        let mut cursor = FragmentCursor::new(
+            root(0, 40, vec![entry(0, Kind::Fragment), entry(20, Kind::Group)]),
+            Start::Timestamp(9),
+        );
+        assert_eq!(fragment_range(cursor.step()), (0, 20));
+        assert!(matches!(cursor.step(), Step::NeedGroup(_)));
+        let mut stepped_back = group(Kind::Group, &[20, 30]);
+        stepped_back.entries[0].last_timestamp_ms = 3;
+        cursor.provide(stepped_back).expect("fits");
+        assert_eq!(fragment_range(cursor.step()), (20, 30));
+    }
+
+    #[test]
     fn a_group_that_does_not_fit_its_place_is_refused() {
         let mut cursor = FragmentCursor::new(
             root(

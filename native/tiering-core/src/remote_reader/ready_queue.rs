@@ -94,9 +94,13 @@ impl ReadyQueue {
     }
 
     /// Adds a chunk. Returns whether the consumer must be woken now.
+    ///
+    /// After the end it is dropped: a consumer can close while its driver delivers.
     #[must_use]
     pub fn push(&mut self, chunk: Chunk) -> bool {
-        debug_assert!(self.finish.is_none(), "no chunk comes after the end");
+        if self.finish.is_some() {
+            return false;
+        }
         self.chunks.push_back(chunk);
         std::mem::take(&mut self.waiting)
     }
@@ -193,6 +197,14 @@ mod tests {
         assert!(!queue.finish(Finish::Local { next_offset: 6 }));
         assert!(matches!(queue.take(u64::MAX), ReadOutcome::Chunk { .. }));
         assert_eq!(queue.take(u64::MAX), ReadOutcome::Local { next_offset: 6 });
+        assert_eq!(queue.take(u64::MAX), ReadOutcome::Local { next_offset: 6 });
+    }
+
+    #[test]
+    fn what_comes_after_the_end_is_dropped() {
+        let mut queue = ReadyQueue::new();
+        let _ = queue.finish(Finish::Local { next_offset: 6 });
+        assert!(!queue.push(chunk(6)));
         assert_eq!(queue.take(u64::MAX), ReadOutcome::Local { next_offset: 6 });
     }
 

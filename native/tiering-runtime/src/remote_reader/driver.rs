@@ -231,15 +231,14 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.shared.stats.remote_readers.subtract(1);
-        // A consumer must not wait for a driver that is gone.
-        let (finish, wake) = if std::thread::panicking() {
-            let text = "the reader's task died".to_owned();
-            (Finish::Failed { kind: FailureKind::Bug, text }, true)
+        // A consumer must not wait for a driver that is gone; one that closed by itself does not wait.
+        let finish = if std::thread::panicking() {
+            Finish::Failed { kind: FailureKind::Bug, text: "the reader's task died".to_owned() }
         } else {
-            // Closed by its consumer, or with the engine: then this may be any thread, and nobody is woken from it.
-            (closed(), false)
+            closed()
         };
-        if self.outlet.lock().finish(finish) && wake {
+        let wake = self.outlet.lock().finish(finish);
+        if wake {
             self.wake.wake();
         }
     }

@@ -17,7 +17,8 @@ const TAKEN_BYTES_WORTH_TELLING: u64 = 64 << 10;
 
 /// A consumer that waits.
 pub trait Wake: Send + Sync + 'static {
-    /// Reading is worth another try. Called from a thread of the runtime, once per wait; must not block.
+    /// Reading is worth another try. Called from a thread of the runtime, once per wait; must not block or panic.
+    /// Only a reader that ends with its engine before it was read may call from elsewhere, and then nobody waits.
     fn wake(&self);
 }
 
@@ -68,11 +69,13 @@ impl ReaderHandle {
 
     /// Cancels everything and frees what was fetched; also done when the handle is dropped.
     pub fn close(&self) {
+        {
+            let mut queue = self.outlet.lock();
+            queue.clear();
+            // Nobody is woken, neither here nor by the driver's end: it is the consumer who closed.
+            let _ = queue.finish(closed());
+        }
         self.task.abort();
-        let mut queue = self.outlet.lock();
-        queue.clear();
-        // Nobody is woken: it is the consumer who closed.
-        let _ = queue.finish(closed());
     }
 }
 

@@ -333,6 +333,8 @@ fn closing_the_engine_ends_its_readers() {
     assert_eq!(reader.take(), ReadOutcome::Wait);
     world.engine.close();
     world.gate.wait_running(0);
+    reader.await_wake();
+    assert!(matches!(reader.take(), ReadOutcome::Failed { kind: FailureKind::Unavailable, .. }));
     assert!(world.engine.open_reader(STREAM, Start::Offset(0), Arc::new(WakeUps(Mutex::new(mpsc::channel().0)))).is_err());
 }
 

@@ -141,6 +141,39 @@ fn a_consumer_with_chunks_to_take_has_no_deadline() {
 }
 
 #[test]
+fn a_request_without_an_answer_does_not_end_a_reader_whose_consumer_has_chunks() {
+    let mut run = started(stream());
+    until_deep(&mut run, 2);
+    let first = run.requests[0].clone();
+    let outcome = run.truth(&first);
+    run.answer(&first, outcome);
+    assert!(!run.queue.is_empty() && !run.requests.is_empty());
+    run.now_ms = 10_000_000;
+    run.handle(Event::Tick);
+    assert_eq!(run.finish, None);
+    run.to_the_end();
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
+fn a_store_in_trouble_is_asked_less_at_once() {
+    let settings = Settings { read_request_bytes: 200, read_ahead_bytes: 16_000, ..small() };
+    let mut run = Run::new(stream(), settings, Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    until_deep(&mut run, 4);
+    while let Some(request) = run.requests.first().cloned() {
+        run.answer(&request, Err(transient()));
+    }
+    run.now_ms += 200;
+    run.handle(Event::Tick);
+    let again = run.requests.len();
+    run.answer_truly(What::Range);
+    assert!(run.requests.len() < again, "no new one in place of the one that came");
+    run.to_the_end();
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
 fn a_chunk_with_a_wrong_crc_is_fetched_again_once() {
     let mut run = started(stream());
     let request = run.take_request(What::Range);
@@ -211,7 +244,7 @@ fn retention_under_a_reader_repositions_it_to_the_first_offset() {
 #[test]
 fn what_came_before_the_object_was_gone_is_still_served() {
     let mut run = started(stream());
-    until_deep(&mut run, 2);
+    until_deep(&mut run, 3);
     let last = run
         .requests
         .iter()

@@ -145,23 +145,42 @@ fn attaching_far_back_takes_three_requests() {
     assert_eq!(run.asked.len(), 3);
 }
 
+/// Damages the index of the first fragment.
+fn with_index(change: impl FnOnce(&mut Vec<u8>)) -> World {
+    let mut world = three_fragments();
+    let data_end = 8 + usize::try_from(world.root().entries[0].size_bytes).expect("small");
+    let object = world.objects.get_mut(&(100, 1)).expect("there");
+    let mut index = object.slice(data_end..).to_vec();
+    change(&mut index);
+    *object = [&object[..data_end], &index].concat().into();
+    world
+}
+
 #[test]
 fn an_unusable_index_is_fetched_again_and_then_done_without() {
-    let mut world = three_fragments();
-    let entry = world.root().entries[0];
-    let object = world.objects.get_mut(&(100, 1)).expect("there");
-    let mut bytes = object.to_vec();
-    bytes[8 + usize::try_from(entry.size_bytes).expect("small")] ^= 0x40;
-    *object = bytes.into();
-    let (run, outcome) = read_from(world, Start::Offset(117));
-    assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
-    assert_eq!(run.count(What::Index), 2);
-    assert_eq!(run.reader.counters().indexes_unusable, 1);
-    assert_eq!(
-        run.delivered(),
-        run.world.chunks_from(117),
-        "the chunks in front were skipped"
-    );
+    let worlds = [
+        with_index(|index| index[0] ^= 0x40),
+        with_index(|index| drop(index.drain(..20))),
+        with_index(|index| index[40..48].copy_from_slice(&120_u64.to_be_bytes())),
+        with_index(|index| index[56..60].copy_from_slice(&5000_u32.to_be_bytes())),
+        with_index(|index| index.truncate(19)),
+    ];
+    for world in worlds {
+        for offset in [115, 117] {
+            let (run, outcome) = read_from(world.clone(), Start::Offset(offset));
+            assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
+            assert_eq!(run.count(What::Index), 2);
+            assert_eq!(run.reader.counters().indexes_unusable, 1);
+            assert_eq!(run.delivered(), run.world.chunks_from(offset), "the chunks in front were skipped");
+        }
+    }
+}
+
+#[test]
+fn half_a_record_at_the_end_of_an_index_does_no_harm() {
+    let (run, _) = read_from(with_index(|index| index.extend([1, 2, 3])), Start::Offset(117));
+    assert_eq!(run.count(What::Index), 1);
+    assert_eq!(run.delivered(), run.world.chunks_from(117));
 }
 
 #[test]

@@ -63,8 +63,9 @@ fn settings() -> impl Strategy<Value = Settings> {
 }
 
 /// Answers in any order, with faults; consumes now and then; grants memory now and then. Returns what the consumer saw last.
-fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize) -> ReadOutcome {
+fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize, flips: usize) -> ReadOutcome {
     run.auto_grant = false;
+    let mut flips_left = flips;
     for _ in 0..20_000 {
         match chance.below(4) {
             0 => {
@@ -85,7 +86,18 @@ fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize) -> Re
                 let request = run.requests[chance.below(run.requests.len())].clone();
                 let truth = run.truth(&request);
                 let outcome = match truth {
-                    Ok(bytes) if chance.percent(fault_percent) => match chance.below(4) {
+                    Ok(bytes) if request.what == What::Range && flips_left > 0 && chance.percent(20) => {
+                        let mut bytes = bytes.to_vec();
+                        let at = chance.below(bytes.len());
+                        // A chunk's CRC covers its data only.
+                        if run.world.is_data(request.object.0, request.start + at as u64) {
+                            flips_left -= 1;
+                            bytes[at] ^= 1 << chance.below(8);
+                        }
+                        Ok(Bytes::from(bytes))
+                    }
+                    Ok(bytes) if chance.percent(fault_percent) => match chance.below(5) {
+                        4 => Err(Failure::NotFound("404, for now".to_owned())),
                         0 => Err(Failure::Transient("500".to_owned())),
                         1 => Err(Failure::Stalled("403".to_owned())),
                         2 if request.what == What::Range => {
@@ -128,6 +140,8 @@ proptest! {
         seed in any::<u64>(),
         groups in 0_usize..4,
         fault_percent in prop_oneof![Just(0_usize), Just(20)],
+        // One wrong byte is borne wherever it is; a second one could be in the same chunk.
+        flips in 0_usize..2,
     ) {
         let mut world = World::new(1000, &layout);
         if groups > 0 {
@@ -144,11 +158,15 @@ proptest! {
         let largest = world.chunks.iter().map(|chunk| chunk.bytes.len() as u64).max().expect("some");
 
         let mut run = Run::new(world, settings, Start::Offset(offset));
-        let outcome = run_by_chance(&mut run, &mut chance, fault_percent);
+        let outcome = run_by_chance(&mut run, &mut chance, fault_percent, flips);
         prop_assert_eq!(outcome, ReadOutcome::Local { next_offset });
         prop_assert_eq!(run.delivered(), expected);
         let bound = settings.read_ahead_bytes + settings.first_request_bytes + 2 * largest;
         prop_assert!(run.max_outstanding <= bound, "{} of {} bytes", run.max_outstanding, bound);
+        if fault_percent == 0 {
+            let Counters { range_retries, chunk_crc_mismatches, .. } = run.reader.counters();
+            prop_assert_eq!(range_retries, chunk_crc_mismatches, "nothing else went wrong");
+        }
         prop_assert!(run.granted == 0 || run.reader.is_finished());
     }
 

@@ -143,6 +143,26 @@ fn what_is_consumed_gives_memory_back() {
 }
 
 #[test]
+fn a_reader_that_waits_for_memory_does_not_sit_on_what_it_has_used_up() {
+    let mut run = started(long_stream(1, 200), small_requests());
+    while run.reader.held_bytes() < 2000 {
+        run.answer_truly(What::Range);
+        run.consume();
+    }
+    run.auto_grant = false;
+    while run.requests.iter().any(|request| request.what == What::Range) {
+        run.answer_truly(What::Range);
+    }
+    assert!(run.reader.held_bytes() > 0);
+    while run.queue.len() > 1 {
+        assert!(matches!(run.queue.take(u64::MAX), ReadOutcome::Chunk { .. }));
+        run.report_consumed();
+        assert!(run.reader.held_bytes() <= run.reader.outstanding_bytes());
+    }
+    assert!(run.reserve.is_some(), "it waits");
+}
+
+#[test]
 fn the_local_log_is_named_only_when_everything_was_consumed() {
     let mut run = started(World::new(0, &[vec![(1, 10)]]), small());
     run.answer_truly(What::Range);

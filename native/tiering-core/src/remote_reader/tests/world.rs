@@ -161,6 +161,20 @@ impl World {
         self.root = Some(Arc::new(root_of(root.first_offset, next_offset, entries)));
     }
 
+    /// Whether this byte of a fragment is covered by a chunk's CRC.
+    pub fn is_data(&self, first_offset: u64, position: u64) -> bool {
+        let mut start = 8;
+        for chunk in self.chunks.iter().filter(|chunk| chunk.header.chunk_id >= first_offset) {
+            let end = start + chunk.header.total_bytes();
+            if position < end {
+                let data_start = start + chunk.header.lead_bytes() as u64;
+                return (data_start..data_start + u64::from(chunk.header.data_bytes)).contains(&position);
+            }
+            start = end;
+        }
+        false
+    }
+
     /// What a reader that begins at `offset` must deliver.
     pub fn chunks_from(&self, offset: u64) -> Vec<Bytes> {
         self.chunks
