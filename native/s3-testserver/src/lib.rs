@@ -28,6 +28,7 @@ pub mod log;
 pub mod objects;
 
 mod body;
+mod checksums;
 mod facts;
 mod io;
 mod s3;
