@@ -183,7 +183,7 @@ route(_Engine, _StreamId, _Spec, _LocalFirst, _LocalNext) ->
     erlang:nif_error(not_loaded).
 
 -spec reader_open(engine(), pid(), term(), stream_id(), {offset | timestamp, integer()}) ->
-    {ok, reader()} | {error, closed | busy} | bug().
+    {ok, reader()} | {error, closed} | bug().
 reader_open(_Engine, _Owner, _Wake, _StreamId, _Start) ->
     erlang:nif_error(not_loaded).
 

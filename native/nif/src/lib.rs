@@ -11,15 +11,16 @@ mod entry;
 mod errors;
 mod message;
 mod owner;
+mod reader;
 mod resources;
 mod stream;
 
 use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
-use crate::codec::spec::SpecTerm;
+use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::codec::event::EventTerm;
-use crate::resources::{EngineResource, StreamResource};
+use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.
 const INTERFACE_VERSION: u32 = 1;
@@ -29,6 +30,7 @@ fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
 }
 
 type EngineArc = ResourceArc<EngineResource>;
+type ReaderArc = ResourceArc<ReaderResource>;
 type StreamArc = ResourceArc<StreamResource>;
 
 entry::nif_table! {
@@ -57,6 +59,10 @@ entry::nif_table! {
     engine::route as route(
         engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
 
+    reader::open as reader_open(
+        engine: EngineArc, owner: LocalPid, wake: Term<'a>, stream_id: Term<'a>, start: StartTerm);
+    reader::read as reader_read(reader: ReaderArc, max_chunk_id: OffsetOrNone);
+    reader::close as reader_close(reader: ReaderArc);
     chunk_entries::chunk_entries as chunk_entries(
         data: Binary<'a>, position: usize, offset: u64, num_left: u64, max: usize);
 }

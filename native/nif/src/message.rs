@@ -56,11 +56,10 @@ impl Mailbox {
     }
 
     /// Sends the term as it is; can be done any number of times.
-    pub(crate) fn wake(&self) {
-        if is_scheduler_thread() {
-            errors::count_bug();
-            return;
-        }
+    ///
+    /// Does nothing on a scheduler thread: that is a reader that ends before its consumer has had a first answer,
+    /// which will tell it.
+    pub(crate) fn send_as_is(&self) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.env.run(|env| {
             // Without a message environment the VM copies the term, so ours stays.

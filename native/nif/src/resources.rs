@@ -8,6 +8,7 @@ use bytes::Bytes;
 use rustler::codegen_runtime::ResourceRegistration;
 use rustler::{Env, LocalPid, Monitor, Resource};
 use tiering_runtime::engine::Engine;
+use tiering_runtime::remote_reader::ReaderHandle;
 use tiering_runtime::stream::StreamHandle;
 
 use crate::owner::Owned;
@@ -34,6 +35,17 @@ impl Owned for StreamResource {
     }
 }
 
+/// The remote reads of one consumer.
+pub(crate) struct ReaderResource {
+    pub(crate) reader: ReaderHandle,
+}
+
+impl Owned for ReaderResource {
+    fn close(&self) {
+        self.reader.close();
+    }
+}
+
 /// A handle with an owner: `down` and the end of the last term close it.
 macro_rules! owned_resource {
     ($type:ty) => {
@@ -55,6 +67,7 @@ macro_rules! owned_resource {
 
 owned_resource!(EngineResource);
 owned_resource!(StreamResource);
+owned_resource!(ReaderResource);
 
 static LENT_CHUNKS: AtomicI64 = AtomicI64::new(0);
 static LENT_BYTES: AtomicI64 = AtomicI64::new(0);
@@ -110,6 +123,7 @@ pub(crate) fn register(env: Env<'_>) -> bool {
     let registrations = [
         ResourceRegistration::new::<EngineResource>().with_name(name("engine")),
         ResourceRegistration::new::<StreamResource>().with_name(name("stream")),
+        ResourceRegistration::new::<ReaderResource>().with_name(name("reader")),
         ResourceRegistration::new::<ChunkResource>().with_name(name("chunk")),
     ];
     registrations.iter().all(|registration| registration.register(env).is_ok())

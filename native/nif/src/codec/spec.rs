@@ -2,6 +2,7 @@
 
 use rustler::{Decoder, Encoder, Env, Error, NifResult, Term};
 use tiering_core::route::{LocalSpec, Route, Spec};
+use tiering_runtime::remote_reader::Start;
 
 use crate::atoms;
 
@@ -26,6 +27,19 @@ impl<'a> Decoder<'a> for SpecTerm {
             kind if atoms::timestamp() == kind => Spec::Timestamp(value.decode()?),
             _ => return Err(Error::BadArg),
         }))
+    }
+}
+
+/// `{offset, N} | {timestamp, Ms}`.
+pub(crate) struct StartTerm(pub(crate) Start);
+
+impl<'a> Decoder<'a> for StartTerm {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
+        match SpecTerm::decode(term)?.0 {
+            Spec::Offset(offset) => Ok(Self(Start::Offset(offset))),
+            Spec::Timestamp(timestamp_ms) => Ok(Self(Start::Timestamp(timestamp_ms))),
+            Spec::First | Spec::Last | Spec::Next | Spec::Abs(_) => Err(Error::BadArg),
+        }
     }
 }
 

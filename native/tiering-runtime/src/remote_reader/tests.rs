@@ -123,7 +123,7 @@ struct WakeUps(Mutex<Sender<()>>);
 impl Wake for WakeUps {
     fn wake(&self) {
         // The test may be over.
-        drop(self.0.lock().expect("whole").send(()));
+        self.0.lock().expect("whole").send(()).ok();
     }
 }
 
@@ -205,7 +205,7 @@ impl Reader {
         self.wakes += 1;
     }
 
-    fn to_the_end(&mut self) -> ReadOutcome {
+    fn run_to_the_end(&mut self) -> ReadOutcome {
         loop {
             match self.take() {
                 ReadOutcome::Wait => self.await_wake(),
@@ -260,7 +260,7 @@ fn every_chunk_arrives_and_the_local_log_follows() {
     world.publish();
     for start in [0, 1, 1234, 1500, 2999] {
         let mut reader = world.reader(Start::Offset(start));
-        assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 3000 });
+        assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 3000 });
         assert!(reader.read == world.chunks[start as usize..], "from {start}");
     }
     assert_eq!(world.stat("to_local_transitions"), 5);
@@ -278,7 +278,7 @@ fn a_slow_store_does_not_hold_a_read_up() {
     assert!(reader.wake_ups.try_recv().is_err());
     world.gate.open.add_permits(1_000);
     reader.await_wake();
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn every_wait_is_woken_once_and_nothing_else_wakes() {
     let world = World::new(4000, true, |_| ());
     world.publish();
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 4000 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 4000 });
     assert!(reader.wake_ups.try_recv().is_err(), "no wake-up that nobody waited for");
     assert_eq!(reader.wakes, reader.waits);
 }
@@ -309,7 +309,7 @@ fn a_chunk_that_is_not_committed_here_is_held_back() {
         }
     }
     assert_eq!(reader.handle.read(4), ReadOutcome::Wait);
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
     assert!(reader.read == world.chunks);
 }
 
@@ -356,7 +356,7 @@ fn a_manifest_that_is_pending_is_waited_for() {
     assert_eq!(reader.take(), ReadOutcome::Wait);
     world.publish();
     reader.await_wake();
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
     assert_eq!(reader.read, world.chunks[7..]);
 }
 
@@ -370,7 +370,7 @@ fn faults_of_the_store_are_borne() {
     world.faults.inject(Fault::fail(Operation::GetRange, StoreErrorKind::AccessDenied));
     world.faults.inject(Fault::flip_bit(Operation::GetRange));
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 102 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 102 });
     assert!(reader.read == world.chunks);
     assert_eq!(world.stat("range_retries"), 4);
     assert_eq!(world.stat("chunk_crc_mismatches"), 1);
@@ -386,7 +386,7 @@ fn damage_that_stays_ends_the_reader_loudly() {
     world.memory.insert(&key, object);
     world.publish();
     let mut reader = world.reader(Start::Offset(0));
-    assert!(matches!(reader.to_the_end(), ReadOutcome::Failed { kind: FailureKind::Corrupt, .. }));
+    assert!(matches!(reader.run_to_the_end(), ReadOutcome::Failed { kind: FailureKind::Corrupt, .. }));
     assert!(reader.read == world.chunks[..50]);
     assert_eq!(world.stat("readers_failed"), 1);
 }
@@ -405,7 +405,7 @@ fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
         for _ in 0..10 {
             scope.spawn(|| {
                 let mut reader = world.reader(Start::Offset(0));
-                assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+                assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 6000 });
                 assert!(reader.read == world.chunks);
             });
         }
@@ -433,6 +433,6 @@ fn readers_whose_consumers_sleep_do_not_stop_the_others() {
         }
     }
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 6000 });
     assert!(reader.read == world.chunks);
 }
