@@ -277,7 +277,11 @@ mod tests {
     #[test]
     fn only_the_place_is_found_by_time_and_what_follows_by_offset() {
         let mut cursor = FragmentCursor::new(
-            root(0, 40, vec![entry(0, Kind::Fragment), entry(20, Kind::Group)]),
+            root(
+                0,
+                40,
+                vec![entry(0, Kind::Fragment), entry(20, Kind::Group)],
+            ),
             Start::Timestamp(9),
         );
         assert_eq!(fragment_range(cursor.step()), (0, 20));

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tiering_core::remote_reader::{
-    Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView, RemoteReader, Settings, Start,
+    Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView,
+    RemoteReader, Settings, Start,
 };
 use tiering_core::replica_reader::Failure;
 use tokio::sync::OwnedSemaphorePermit;
@@ -98,7 +99,10 @@ impl Driver {
     }
 
     async fn next_event(&mut self) -> Option<Event> {
-        let deadline = self.machine.poll_timeout().map(|at_ms| self.shared.clock.instant_at(at_ms));
+        let deadline = self
+            .machine
+            .poll_timeout()
+            .map(|at_ms| self.shared.clock.instant_at(at_ms));
         tokio::select! {
             Some(done) = self.tasks.join_next_with_id() => self.task_ended(done),
             () = self.outlet.taken.notified() => {
@@ -126,7 +130,10 @@ impl Driver {
             Err(error) if error.is_cancelled() => None,
             Err(_) => {
                 self.shared.stats.tasks_lost.increment();
-                Some(Event::Fetched { id, outcome: Err(Failure::Transient("the request's task died".to_owned())) })
+                Some(Event::Fetched {
+                    id,
+                    outcome: Err(Failure::Transient("the request's task died".to_owned())),
+                })
             }
         }
     }
@@ -138,7 +145,18 @@ impl Driver {
             match effect {
                 Effect::RefreshManifest { id } => self.refresh_manifest(id),
                 Effect::GetGroup { id, group } => self.get_group(id, group),
-                Effect::GetIndex { id, fragment, start, end_max: end } | Effect::GetRange { id, fragment, start, end } => {
+                Effect::GetIndex {
+                    id,
+                    fragment,
+                    start,
+                    end_max: end,
+                }
+                | Effect::GetRange {
+                    id,
+                    fragment,
+                    start,
+                    end,
+                } => {
                     self.get_range(id, fragment, start, end);
                 }
                 Effect::Cancel { id } => {
@@ -172,13 +190,20 @@ impl Driver {
         };
         match self.shared.manifests.get(&self.stream_id) {
             Some(ManifestState::Resolved(manifest)) => {
-                self.machine.handle(self.shared.clock.now_ms(), resolved(Some(manifest.root)));
+                self.machine
+                    .handle(self.shared.clock.now_ms(), resolved(Some(manifest.root)));
             }
-            None => self.machine.handle(self.shared.clock.now_ms(), resolved(None)),
+            None => self
+                .machine
+                .handle(self.shared.clock.now_ms(), resolved(None)),
             Some(ManifestState::Pending) => {
-                let (manifests, stream_id) = (Arc::clone(&self.shared.manifests), Arc::clone(&self.stream_id));
+                let (manifests, stream_id) = (
+                    Arc::clone(&self.shared.manifests),
+                    Arc::clone(&self.stream_id),
+                );
                 self.spawn(id, async move {
-                    let wait = tokio::time::timeout(MANIFEST_WAIT, manifests.wait_resolved(&stream_id));
+                    let wait =
+                        tokio::time::timeout(MANIFEST_WAIT, manifests.wait_resolved(&stream_id));
                     resolved(wait.await.ok().flatten().map(|manifest| manifest.root))
                 });
             }
@@ -186,15 +211,25 @@ impl Driver {
     }
 
     fn get_group(&mut self, id: u64, group: GroupRef) {
-        let key = self.shared.keys.group(&self.stream_id, group.kind, group.first_offset, group.uid);
+        let key =
+            self.shared
+                .keys
+                .group(&self.stream_id, group.kind, group.first_offset, group.uid);
         let tier = Arc::clone(&self.shared.tier);
-        self.spawn(id, async move { fetched(id, tier.get(&key, GROUP_BYTES_MAX).await) });
+        self.spawn(id, async move {
+            fetched(id, tier.get(&key, GROUP_BYTES_MAX).await)
+        });
     }
 
     fn get_range(&mut self, id: u64, fragment: FragmentRef, start: u64, end: u64) {
-        let key = self.shared.keys.fragment(&self.stream_id, fragment.first_offset, fragment.uid);
+        let key = self
+            .shared
+            .keys
+            .fragment(&self.stream_id, fragment.first_offset, fragment.uid);
         let tier = Arc::clone(&self.shared.tier);
-        self.spawn(id, async move { fetched(id, tier.get_range(&key, start..end).await) });
+        self.spawn(id, async move {
+            fetched(id, tier.get_range(&key, start..end).await)
+        });
     }
 
     fn spawn(&mut self, id: u64, request: impl Future<Output = Event> + Send + 'static) {
@@ -207,7 +242,8 @@ impl Driver {
         match self.share.try_reserve(bytes) {
             Some(permit) => {
                 self.share.grant(permit, bytes);
-                self.machine.handle(self.shared.clock.now_ms(), Event::Granted { bytes });
+                self.machine
+                    .handle(self.shared.clock.now_ms(), Event::Granted { bytes });
             }
             None => self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes)))),
         }
@@ -233,7 +269,10 @@ impl Drop for Driver {
         self.shared.stats.remote_readers.subtract(1);
         // A consumer must not wait for a driver that is gone; one that closed by itself does not wait.
         let finish = if std::thread::panicking() {
-            Finish::Failed { kind: FailureKind::Bug, text: "the reader's task died".to_owned() }
+            Finish::Failed {
+                kind: FailureKind::Bug,
+                text: "the reader's task died".to_owned(),
+            }
         } else {
             closed()
         };
@@ -246,7 +285,10 @@ impl Drop for Driver {
 
 /// The answer of a request, and what its failure means to the machine.
 fn fetched(id: u64, outcome: Result<Bytes, StoreError>) -> Event {
-    Event::Fetched { id, outcome: outcome.map_err(|error| failure(&error)) }
+    Event::Fetched {
+        id,
+        outcome: outcome.map_err(|error| failure(&error)),
+    }
 }
 
 fn failure(error: &StoreError) -> Failure {
@@ -257,7 +299,9 @@ fn failure(error: &StoreError) -> Failure {
         StoreErrorKind::Malformed => Failure::Transient(text),
         StoreErrorKind::NotFound => Failure::NotFound(text),
         // The object is shorter than the manifest says, or larger than it can be.
-        StoreErrorKind::InvalidRange | StoreErrorKind::TooLarge | StoreErrorKind::Checksum => Failure::Corrupt(text),
+        StoreErrorKind::InvalidRange | StoreErrorKind::TooLarge | StoreErrorKind::Checksum => {
+            Failure::Corrupt(text)
+        }
         _ => Failure::Stalled(text),
     }
 }

@@ -41,7 +41,8 @@ impl Outlet {
             let mut queue = self.lock();
             let outcome = queue.take(max_chunk_id);
             let taken_bytes = queue.taken_bytes();
-            let tell = taken_bytes >= TAKEN_BYTES_WORTH_TELLING || taken_bytes > 0 && queue.is_empty();
+            let tell =
+                taken_bytes >= TAKEN_BYTES_WORTH_TELLING || taken_bytes > 0 && queue.is_empty();
             (outcome, tell)
         };
         if tell {
@@ -87,12 +88,17 @@ impl Drop for ReaderHandle {
 
 impl fmt::Debug for ReaderHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReaderHandle").field("ready_chunks", &self.outlet.lock().len()).finish_non_exhaustive()
+        f.debug_struct("ReaderHandle")
+            .field("ready_chunks", &self.outlet.lock().len())
+            .finish_non_exhaustive()
     }
 }
 
 pub(super) fn closed() -> Finish {
-    Finish::Failed { kind: FailureKind::Unavailable, text: "the reader is closed".to_owned() }
+    Finish::Failed {
+        kind: FailureKind::Unavailable,
+        text: "the reader is closed".to_owned(),
+    }
 }
 
 impl Engine {
@@ -100,10 +106,21 @@ impl Engine {
     ///
     /// # Errors
     /// If the engine is closed.
-    pub fn open_reader(&self, stream_id: &str, start: Start, wake: Arc<dyn Wake>) -> Result<ReaderHandle, Closed> {
+    pub fn open_reader(
+        &self,
+        stream_id: &str,
+        start: Start,
+        wake: Arc<dyn Wake>,
+    ) -> Result<ReaderHandle, Closed> {
         let runtime = self.runtime()?;
         let outlet = Arc::new(Outlet::default());
-        let driver = Driver::new(Arc::clone(self.shared()), stream_id, start, Arc::clone(&outlet), wake);
+        let driver = Driver::new(
+            Arc::clone(self.shared()),
+            stream_id,
+            start,
+            Arc::clone(&outlet),
+            wake,
+        );
         let task = runtime.spawn(driver.run()).abort_handle();
         Ok(ReaderHandle { outlet, task })
     }

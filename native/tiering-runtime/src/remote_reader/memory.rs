@@ -16,8 +16,13 @@ pub(crate) struct ReadMemory {
 
 impl ReadMemory {
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        let permits = usize::try_from(capacity_bytes).unwrap_or(usize::MAX).clamp(1, Semaphore::MAX_PERMITS);
-        Self { semaphore: Arc::new(Semaphore::new(permits)), capacity_bytes: permits as u64 }
+        let permits = usize::try_from(capacity_bytes)
+            .unwrap_or(usize::MAX)
+            .clamp(1, Semaphore::MAX_PERMITS);
+        Self {
+            semaphore: Arc::new(Semaphore::new(permits)),
+            capacity_bytes: permits as u64,
+        }
     }
 
     /// Bytes that nobody holds.
@@ -27,7 +32,11 @@ impl ReadMemory {
     }
 
     pub(super) fn share(&self) -> Share {
-        Share { memory: self.clone(), permit: None, granted_bytes: 0 }
+        Share {
+            memory: self.clone(),
+            permit: None,
+            granted_bytes: 0,
+        }
     }
 
     /// As many permits as a request can get: one that is larger than everything would otherwise wait for ever.
@@ -49,11 +58,16 @@ impl Share {
     /// At once, if there is enough and nobody waits for it.
     pub(super) fn try_reserve(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         let semaphore = Arc::clone(&self.memory.semaphore);
-        semaphore.try_acquire_many_owned(self.memory.permits(bytes)).ok()
+        semaphore
+            .try_acquire_many_owned(self.memory.permits(bytes))
+            .ok()
     }
 
     /// When those who asked before have been served.
-    pub(super) fn reserve(&self, bytes: u64) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + 'static {
+    pub(super) fn reserve(
+        &self,
+        bytes: u64,
+    ) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + 'static {
         let semaphore = Arc::clone(&self.memory.semaphore);
         let permits = self.memory.permits(bytes);
         async move { semaphore.acquire_many_owned(permits).await.ok() }
@@ -70,7 +84,9 @@ impl Share {
 
     pub(super) fn release(&mut self, bytes: u64) {
         self.granted_bytes = self.granted_bytes.saturating_sub(bytes);
-        let Some(permit) = &mut self.permit else { return };
+        let Some(permit) = &mut self.permit else {
+            return;
+        };
         let keep = usize::try_from(self.granted_bytes).unwrap_or(usize::MAX);
         if keep == 0 {
             self.permit = None;
@@ -106,7 +122,10 @@ mod tests {
         let mut waiting = Box::pin(second.reserve(60));
         assert!(futures_poll(&mut waiting).is_none());
         first.release(50);
-        assert!(memory.share().try_reserve(10).is_none(), "what is free belongs to who waits");
+        assert!(
+            memory.share().try_reserve(10).is_none(),
+            "what is free belongs to who waits"
+        );
         first.release(50);
         assert!(futures_poll(&mut waiting).flatten().is_some());
     }

@@ -68,7 +68,10 @@ impl Gate {
 
     /// Waits until this many requests are running.
     fn wait_running(&self, count: usize) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
         let wait = async {
             loop {
                 let changed = self.changed.notified();
@@ -80,7 +83,9 @@ impl Gate {
                 changed.await;
             }
         };
-        runtime.block_on(async { tokio::time::timeout(SOON, wait).await }).expect("soon");
+        runtime
+            .block_on(async { tokio::time::timeout(SOON, wait).await })
+            .expect("soon");
     }
 }
 
@@ -105,7 +110,12 @@ impl RemoteTier for Gate {
         self.inner.head(key)
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
         self.inner.list(prefix, token, max_keys)
     }
 
@@ -158,31 +168,63 @@ impl World {
             next_offset: num_chunks,
             first_timestamp_ms: 0,
             first_last_timestamp_ms: entries[0].last_timestamp_ms,
-            total_size_bytes: entries.iter().map(|entry| u128::from(entry.size_bytes)).sum(),
+            total_size_bytes: entries
+                .iter()
+                .map(|entry| u128::from(entry.size_bytes))
+                .sum(),
             entries,
         };
         let faults = Arc::new(Faulty::new(Arc::clone(&memory) as Arc<_>));
         let gate = Gate::new(Arc::clone(&faults) as Arc<_>, open);
-        let mut config = Config { bucket: "bucket".to_owned(), ..Config::default() };
+        let mut config = Config {
+            bucket: "bucket".to_owned(),
+            ..Config::default()
+        };
         change(&mut config);
         let engine = Engine::open_with(config, Arc::clone(&gate) as Arc<_>).expect("opened");
-        Self { engine, memory, faults, gate, root, chunks }
+        Self {
+            engine,
+            memory,
+            faults,
+            gate,
+            root,
+            chunks,
+        }
     }
 
     fn publish(&self) {
         let root = Arc::new(self.root.clone());
-        self.engine.manifests().publish(STREAM, ResolvedManifest { root, revision: 1, epoch: 1 });
+        self.engine.manifests().publish(
+            STREAM,
+            ResolvedManifest {
+                root,
+                revision: 1,
+                epoch: 1,
+            },
+        );
     }
 
     fn reader(&self, start: Start) -> Reader {
         let (sender, wake_ups) = mpsc::channel();
-        let handle = self.engine.open_reader(STREAM, start, Arc::new(WakeUps(Mutex::new(sender)))).expect("open");
-        Reader { handle, wake_ups, waits: 0, wakes: 0, read: Vec::new() }
+        let handle = self
+            .engine
+            .open_reader(STREAM, start, Arc::new(WakeUps(Mutex::new(sender))))
+            .expect("open");
+        Reader {
+            handle,
+            wake_ups,
+            waits: 0,
+            wakes: 0,
+            read: Vec::new(),
+        }
     }
 
     fn stat(&self, name: &str) -> i64 {
         let rows = self.engine.stats();
-        rows.iter().find(|(row, _)| *row == name).unwrap_or_else(|| panic!("no row {name}")).1
+        rows.iter()
+            .find(|(row, _)| *row == name)
+            .unwrap_or_else(|| panic!("no row {name}"))
+            .1
     }
 }
 
@@ -215,10 +257,17 @@ impl Reader {
     }
 }
 
-fn store_fragment(memory: &MemoryTier, offsets: Range<u64>, uid: u32, chunks: &mut Vec<Bytes>) -> Entry {
+fn store_fragment(
+    memory: &MemoryTier,
+    offsets: Range<u64>,
+    uid: u32,
+    chunks: &mut Vec<Bytes>,
+) -> Entry {
     let (mut object, mut index) = (HEADER.to_vec(), Vec::new());
     for offset in offsets.clone() {
-        let data: Vec<u8> = (0..1000 + offset % 7).map(|byte| (byte * 31 + offset) as u8).collect();
+        let data: Vec<u8> = (0..1000 + offset % 7)
+            .map(|byte| (byte * 31 + offset) as u8)
+            .collect();
         let header = ChunkHeader {
             chunk_type: ChunkType::User,
             num_entries: 1,
@@ -232,7 +281,14 @@ fn store_fragment(memory: &MemoryTier, offsets: Range<u64>, uid: u32, chunks: &m
             filter_bytes: 0,
         };
         let position = (object.len() - HEADER.len()) as u32;
-        index.extend(FragmentIndexRecord { offset, timestamp_ms: offset as i64, position }.encode());
+        index.extend(
+            FragmentIndexRecord {
+                offset,
+                timestamp_ms: offset as i64,
+                position,
+            }
+            .encode(),
+        );
         let chunk = [&header.encode()[..], &data].concat();
         object.extend(&chunk);
         chunks.push(chunk.into());
@@ -260,11 +316,20 @@ fn every_chunk_arrives_and_the_local_log_follows() {
     world.publish();
     for start in [0, 1, 1234, 1500, 2999] {
         let mut reader = world.reader(Start::Offset(start));
-        assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 3000 });
-        assert!(reader.read == world.chunks[start as usize..], "from {start}");
+        assert_eq!(
+            reader.run_to_the_end(),
+            ReadOutcome::Local { next_offset: 3000 }
+        );
+        assert!(
+            reader.read == world.chunks[start as usize..],
+            "from {start}"
+        );
     }
     assert_eq!(world.stat("to_local_transitions"), 5);
-    assert_eq!(world.stat("chunks_served_remote"), 3000 + 2999 + 1766 + 1500 + 1);
+    assert_eq!(
+        world.stat("chunks_served_remote"),
+        3000 + 2999 + 1766 + 1500 + 1
+    );
     assert!(world.stat("read_ranges") > 0 && world.stat("read_bytes") > 3_000_000);
 }
 
@@ -278,7 +343,10 @@ fn a_slow_store_does_not_hold_a_read_up() {
     assert!(reader.wake_ups.try_recv().is_err());
     world.gate.open.add_permits(1_000);
     reader.await_wake();
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 10 }
+    );
 }
 
 #[test]
@@ -286,8 +354,14 @@ fn every_wait_is_woken_once_and_nothing_else_wakes() {
     let world = World::new(4000, true, |_| ());
     world.publish();
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 4000 });
-    assert!(reader.wake_ups.try_recv().is_err(), "no wake-up that nobody waited for");
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 4000 }
+    );
+    assert!(
+        reader.wake_ups.try_recv().is_err(),
+        "no wake-up that nobody waited for"
+    );
     assert_eq!(reader.wakes, reader.waits);
 }
 
@@ -309,7 +383,10 @@ fn a_chunk_that_is_not_committed_here_is_held_back() {
         }
     }
     assert_eq!(reader.handle.read(4), ReadOutcome::Wait);
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 10 }
+    );
     assert!(reader.read == world.chunks);
 }
 
@@ -334,8 +411,23 @@ fn closing_the_engine_ends_its_readers() {
     world.engine.close();
     world.gate.wait_running(0);
     reader.await_wake();
-    assert!(matches!(reader.take(), ReadOutcome::Failed { kind: FailureKind::Unavailable, .. }));
-    assert!(world.engine.open_reader(STREAM, Start::Offset(0), Arc::new(WakeUps(Mutex::new(mpsc::channel().0)))).is_err());
+    assert!(matches!(
+        reader.take(),
+        ReadOutcome::Failed {
+            kind: FailureKind::Unavailable,
+            ..
+        }
+    ));
+    assert!(
+        world
+            .engine
+            .open_reader(
+                STREAM,
+                Start::Offset(0),
+                Arc::new(WakeUps(Mutex::new(mpsc::channel().0)))
+            )
+            .is_err()
+    );
 }
 
 #[test]
@@ -344,7 +436,13 @@ fn a_closed_reader_says_so() {
     world.publish();
     let mut reader = world.reader(Start::Offset(0));
     reader.handle.close();
-    assert!(matches!(reader.take(), ReadOutcome::Failed { kind: FailureKind::Unavailable, .. }));
+    assert!(matches!(
+        reader.take(),
+        ReadOutcome::Failed {
+            kind: FailureKind::Unavailable,
+            ..
+        }
+    ));
     assert!(reader.wake_ups.try_recv().is_err());
 }
 
@@ -356,7 +454,10 @@ fn a_manifest_that_is_pending_is_waited_for() {
     assert_eq!(reader.take(), ReadOutcome::Wait);
     world.publish();
     reader.await_wake();
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 10 });
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 10 }
+    );
     assert_eq!(reader.read, world.chunks[7..]);
 }
 
@@ -365,12 +466,20 @@ fn faults_of_the_store_are_borne() {
     // An odd number in each fragment, so that the flipped bit is in the middle of a chunk's data.
     let world = World::new(102, true, |_| ());
     world.publish();
-    world.faults.inject(Fault::fail(Operation::GetRange, StoreErrorKind::Throttled));
+    world
+        .faults
+        .inject(Fault::fail(Operation::GetRange, StoreErrorKind::Throttled));
     world.faults.inject(Fault::panic(Operation::GetRange));
-    world.faults.inject(Fault::fail(Operation::GetRange, StoreErrorKind::AccessDenied));
+    world.faults.inject(Fault::fail(
+        Operation::GetRange,
+        StoreErrorKind::AccessDenied,
+    ));
     world.faults.inject(Fault::flip_bit(Operation::GetRange));
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 102 });
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 102 }
+    );
     assert!(reader.read == world.chunks);
     assert_eq!(world.stat("range_retries"), 4);
     assert_eq!(world.stat("chunk_crc_mismatches"), 1);
@@ -386,7 +495,13 @@ fn damage_that_stays_ends_the_reader_loudly() {
     world.memory.insert(&key, object);
     world.publish();
     let mut reader = world.reader(Start::Offset(0));
-    assert!(matches!(reader.run_to_the_end(), ReadOutcome::Failed { kind: FailureKind::Corrupt, .. }));
+    assert!(matches!(
+        reader.run_to_the_end(),
+        ReadOutcome::Failed {
+            kind: FailureKind::Corrupt,
+            ..
+        }
+    ));
     assert!(reader.read == world.chunks[..50]);
     assert_eq!(world.stat("readers_failed"), 1);
 }
@@ -405,15 +520,25 @@ fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
         for _ in 0..10 {
             scope.spawn(|| {
                 let mut reader = world.reader(Start::Offset(0));
-                assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+                assert_eq!(
+                    reader.run_to_the_end(),
+                    ReadOutcome::Local { next_offset: 6000 }
+                );
                 assert!(reader.read == world.chunks);
             });
         }
     });
     let most = world.gate.most_running_bytes.load(Ordering::SeqCst);
-    assert!(most <= MEMORY_BYTES + 10 * (FIRST_REQUEST_BYTES + 2_000), "{most} bytes at once");
+    assert!(
+        most <= MEMORY_BYTES + 10 * (FIRST_REQUEST_BYTES + 2_000),
+        "{most} bytes at once"
+    );
     world.gate.wait_running(0);
-    assert_eq!(world.engine.shared().read_memory.available_bytes(), MEMORY_BYTES, "all of it was given back");
+    assert_eq!(
+        world.engine.shared().read_memory.available_bytes(),
+        MEMORY_BYTES,
+        "all of it was given back"
+    );
 }
 
 #[test]
@@ -433,6 +558,9 @@ fn readers_whose_consumers_sleep_do_not_stop_the_others() {
         }
     }
     let mut reader = world.reader(Start::Offset(0));
-    assert_eq!(reader.run_to_the_end(), ReadOutcome::Local { next_offset: 6000 });
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 6000 }
+    );
     assert!(reader.read == world.chunks);
 }

@@ -61,7 +61,7 @@ fn only_the_range_that_failed_is_asked_for_again() {
     let again = run.ranges()[before.len()..].to_vec();
     assert_eq!(again[0], (failed.object.0, failed.start, failed.end));
     assert_eq!(run.reader.counters().range_retries, 1);
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -74,7 +74,7 @@ fn a_short_answer_is_kept_and_only_its_rest_asked_for() {
     run.sleep();
     let rest = run.ranges()[1];
     assert_eq!(rest, (0, request.end - 9, request.end));
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -88,7 +88,7 @@ fn empty_and_oversized_answers_count_as_faults() {
     run.answer(&request, Ok(Bytes::from(vec![0; 10_000])));
     run.sleep();
     assert_eq!(run.reader.counters().range_retries, 2);
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -100,7 +100,7 @@ fn faults_are_borne_for_the_deadline_and_no_longer() {
             run.fail(What::Range, failure.clone());
             run.sleep();
         }
-        run.to_the_end();
+        run.run_to_the_end();
         assert_eq!(run.delivered(), run.world.chunks_from(0));
 
         let mut run = started(stream());
@@ -136,7 +136,7 @@ fn a_consumer_with_chunks_to_take_has_no_deadline() {
     run.now_ms = 10_000_000;
     run.handle(Event::Tick);
     assert_eq!(run.finish, None);
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -151,13 +151,17 @@ fn a_request_without_an_answer_does_not_end_a_reader_whose_consumer_has_chunks()
     run.now_ms = 10_000_000;
     run.handle(Event::Tick);
     assert_eq!(run.finish, None);
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
 #[test]
 fn a_store_in_trouble_is_asked_less_at_once() {
-    let settings = Settings { read_request_bytes: 200, read_ahead_bytes: 16_000, ..small() };
+    let settings = Settings {
+        read_request_bytes: 200,
+        read_ahead_bytes: 16_000,
+        ..small()
+    };
     let mut run = Run::new(stream(), settings, Start::Offset(0));
     run.answer_truly(What::Manifest);
     until_deep(&mut run, 4);
@@ -168,8 +172,11 @@ fn a_store_in_trouble_is_asked_less_at_once() {
     run.handle(Event::Tick);
     let again = run.requests.len();
     run.answer_truly(What::Range);
-    assert!(run.requests.len() < again, "no new one in place of the one that came");
-    run.to_the_end();
+    assert!(
+        run.requests.len() < again,
+        "no new one in place of the one that came"
+    );
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -182,7 +189,7 @@ fn a_chunk_with_a_wrong_crc_is_fetched_again_once() {
     run.answer(&request, Ok(bytes.into()));
     assert!(run.queue.is_empty());
     assert_eq!(run.reader.counters().chunk_crc_mismatches, 1);
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -193,7 +200,7 @@ fn a_chunk_that_stays_wrong_is_never_delivered() {
     object[8 + 3 * 150 + 60] ^= 1;
     world.objects.insert((0, 1), object.into());
     let mut run = started(world);
-    assert_eq!(kind_of(run.to_the_end()), FailureKind::Corrupt);
+    assert_eq!(kind_of(run.run_to_the_end()), FailureKind::Corrupt);
     assert_eq!(run.reader.counters().chunk_crc_mismatches, 2);
     assert_eq!(
         run.delivered(),
@@ -216,7 +223,7 @@ fn without_verification_the_data_is_passed_on_as_it_is() {
         },
         Start::Offset(0),
     );
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 60 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 60 });
 }
 
 #[test]
@@ -236,7 +243,7 @@ fn retention_under_a_reader_repositions_it_to_the_first_offset() {
     run.consume();
     let read = run.delivered.len();
     run.world.expire(2);
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 60 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 60 });
     assert_eq!(run.reader.counters().repositions, 1);
     assert_eq!(header_of(&run.delivered[read]).chunk_id, 40);
 }
@@ -265,7 +272,7 @@ fn what_came_before_the_object_was_gone_is_still_served() {
         first_new,
         "nothing is asked for past what is gone"
     );
-    run.to_the_end();
+    run.run_to_the_end();
     assert_eq!(
         run.delivered(),
         run.world.chunks_from(0),
@@ -278,7 +285,7 @@ fn an_object_that_the_manifest_keeps_naming_is_lost_and_said_so() {
     let mut world = stream();
     world.objects.remove(&(20, 2));
     let mut run = started(world);
-    assert_eq!(kind_of(run.to_the_end()), FailureKind::Lost);
+    assert_eq!(kind_of(run.run_to_the_end()), FailureKind::Lost);
     assert_eq!(run.delivered(), run.world.chunks_from(0)[..20]);
     assert!(
         (8_000..20_000).contains(&run.now_ms),
@@ -295,7 +302,7 @@ fn a_manifest_that_ends_below_the_reader_sends_it_to_the_local_log() {
     let next_offset = run.delivered.len() as u64;
     run.world.expire(3);
     assert_eq!(
-        run.to_the_end(),
+        run.run_to_the_end(),
         ReadOutcome::Local { next_offset },
         "the local log may still have what the manifest lost"
     );
@@ -311,7 +318,7 @@ fn a_group_that_was_rewritten_is_found_through_the_new_manifest() {
     let old = run.world.objects.remove(&group.object).expect("there");
     run.answer(&group, Err(Failure::NotFound("gone".to_owned())));
     run.world.objects.insert(group.object, old);
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 60 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 60 });
     assert_eq!(run.delivered(), run.world.chunks_from(5));
 }
 
@@ -344,5 +351,5 @@ fn a_fragment_cut_anew_inside_a_delivered_chunk_is_refused() {
     run.world.objects = other.objects;
     run.world.root = other.root;
     run.answer(&request, Err(Failure::NotFound("gone".to_owned())));
-    assert_eq!(kind_of(run.to_the_end()), FailureKind::Corrupt);
+    assert_eq!(kind_of(run.run_to_the_end()), FailureKind::Corrupt);
 }

@@ -17,7 +17,7 @@ fn three_fragments() -> World {
 
 fn read_from(world: World, start: Start) -> (Run, ReadOutcome) {
     let mut run = Run::new(world, small(), start);
-    let outcome = run.to_the_end();
+    let outcome = run.run_to_the_end();
     (run, outcome)
 }
 
@@ -171,14 +171,21 @@ fn an_unusable_index_is_fetched_again_and_then_done_without() {
             assert_eq!(outcome, ReadOutcome::Local { next_offset: 152 });
             assert_eq!(run.count(What::Index), 2);
             assert_eq!(run.reader.counters().indexes_unusable, 1);
-            assert_eq!(run.delivered(), run.world.chunks_from(offset), "the chunks in front were skipped");
+            assert_eq!(
+                run.delivered(),
+                run.world.chunks_from(offset),
+                "the chunks in front were skipped"
+            );
         }
     }
 }
 
 #[test]
 fn half_a_record_at_the_end_of_an_index_does_no_harm() {
-    let (run, _) = read_from(with_index(|index| index.extend([1, 2, 3])), Start::Offset(117));
+    let (run, _) = read_from(
+        with_index(|index| index.extend([1, 2, 3])),
+        Start::Offset(117),
+    );
     assert_eq!(run.count(What::Index), 1);
     assert_eq!(run.delivered(), run.world.chunks_from(117));
 }
@@ -193,11 +200,14 @@ fn an_unknown_manifest_is_waited_for_and_then_refused() {
         run.sleep();
     }
     run.world.root = root.clone();
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 152 });
+    assert_eq!(
+        run.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 152 }
+    );
 
     run.world.root = None;
     let mut run = Run::new(run.world, small(), Start::Offset(100));
-    let outcome = run.to_the_end();
+    let outcome = run.run_to_the_end();
     assert!(
         matches!(
             outcome,

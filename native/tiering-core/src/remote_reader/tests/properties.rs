@@ -63,7 +63,12 @@ fn settings() -> impl Strategy<Value = Settings> {
 }
 
 /// Answers in any order, with faults; consumes now and then; grants memory now and then. Returns what the consumer saw last.
-fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize, flips: usize) -> ReadOutcome {
+fn run_by_chance(
+    run: &mut Run,
+    chance: &mut Chance,
+    fault_percent: usize,
+    flips: usize,
+) -> ReadOutcome {
     run.auto_grant = false;
     let mut flips_left = flips;
     for _ in 0..20_000 {
@@ -86,11 +91,16 @@ fn run_by_chance(run: &mut Run, chance: &mut Chance, fault_percent: usize, flips
                 let request = run.requests[chance.below(run.requests.len())].clone();
                 let truth = run.truth(&request);
                 let outcome = match truth {
-                    Ok(bytes) if request.what == What::Range && flips_left > 0 && chance.percent(20) => {
+                    Ok(bytes)
+                        if request.what == What::Range && flips_left > 0 && chance.percent(20) =>
+                    {
                         let mut bytes = bytes.to_vec();
                         let at = chance.below(bytes.len());
                         // A chunk's CRC covers its data only.
-                        if run.world.is_data(request.object.0, request.start + at as u64) {
+                        if run
+                            .world
+                            .is_data(request.object.0, request.start + at as u64)
+                        {
                             flips_left -= 1;
                             bytes[at] ^= 1 << chance.below(8);
                         }
@@ -207,7 +217,7 @@ proptest! {
         let range = usize::try_from(world.root().next_offset).expect("small");
         let offset = chance.below(range) as u64;
         let mut run = Run::new(world, settings, Start::Offset(offset));
-        let outcome = run.to_the_end();
+        let outcome = run.run_to_the_end();
         let ended = matches!(outcome, ReadOutcome::Local { .. } | ReadOutcome::Failed { .. });
         prop_assert!(ended);
         let is_bug = matches!(outcome, ReadOutcome::Failed { kind: FailureKind::Bug, .. });

@@ -107,7 +107,7 @@ fn answers_out_of_order_are_held_until_their_turn() {
 fn a_chunk_larger_than_the_read_ahead_is_read() {
     let world = World::new(0, &[vec![(1, 10), (1, 9_000), (1, 10)]]);
     let mut run = Run::new(world, small(), Start::Offset(0));
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 3 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 3 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
     assert!(
         run.max_outstanding <= 9_048 + 150 + 100 + 400,
@@ -120,7 +120,10 @@ fn a_chunk_larger_than_the_read_ahead_is_read() {
 fn without_memory_a_reader_goes_on_within_its_first_request() {
     let mut run = Run::new(long_stream(2, 50), small(), Start::Offset(0));
     run.auto_grant = false;
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 100 });
+    assert_eq!(
+        run.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 100 }
+    );
     assert_eq!(run.delivered(), run.world.chunks_from(0));
     assert!(run.max_outstanding <= 150 + 204, "{}", run.max_outstanding);
     assert!(run.reserve.is_some(), "it asked all the time");
@@ -150,12 +153,19 @@ fn a_reader_that_waits_for_memory_does_not_sit_on_what_it_has_used_up() {
         run.consume();
     }
     run.auto_grant = false;
-    while run.requests.iter().any(|request| request.what == What::Range) {
+    while run
+        .requests
+        .iter()
+        .any(|request| request.what == What::Range)
+    {
         run.answer_truly(What::Range);
     }
     assert!(run.reader.held_bytes() > 0);
     while run.queue.len() > 1 {
-        assert!(matches!(run.queue.take(u64::MAX), ReadOutcome::Chunk { .. }));
+        assert!(matches!(
+            run.queue.take(u64::MAX),
+            ReadOutcome::Chunk { .. }
+        ));
         run.report_consumed();
         assert!(run.reader.held_bytes() <= run.reader.outstanding_bytes());
     }
@@ -179,7 +189,7 @@ fn a_manifest_that_grew_meanwhile_is_followed() {
     let mut run = started(long_stream(1, 3), small());
     run.answer_truly(What::Range);
     run.world.append(&[(4, 30), (4, 30)]);
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 11 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 11 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -194,7 +204,7 @@ fn an_answer_that_is_not_waited_for_is_ignored() {
         id: 999,
         view: ManifestView::Unknown,
     });
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 20 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 20 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
     run.handle(Event::Fetched {
         id: 1,
@@ -212,6 +222,6 @@ fn no_more_than_the_allowed_number_of_chunks_is_cut_ahead() {
     let mut run = started(World::new(0, &[vec![(1, 0); 40]]), settings);
     run.answer_truly(What::Range);
     assert_eq!(run.queue.len(), 3);
-    assert_eq!(run.to_the_end(), ReadOutcome::Local { next_offset: 40 });
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 40 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }

@@ -164,11 +164,16 @@ impl World {
     /// Whether this byte of a fragment is covered by a chunk's CRC.
     pub fn is_data(&self, first_offset: u64, position: u64) -> bool {
         let mut start = 8;
-        for chunk in self.chunks.iter().filter(|chunk| chunk.header.chunk_id >= first_offset) {
+        for chunk in self
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.header.chunk_id >= first_offset)
+        {
             let end = start + chunk.header.total_bytes();
             if position < end {
                 let data_start = start + chunk.header.lead_bytes() as u64;
-                return (data_start..data_start + u64::from(chunk.header.data_bytes)).contains(&position);
+                return (data_start..data_start + u64::from(chunk.header.data_bytes))
+                    .contains(&position);
             }
             start = end;
         }
@@ -443,7 +448,7 @@ impl Run {
     }
 
     /// Answers truly, consumes everything, sleeps where the machine sleeps, until it ends.
-    pub fn to_the_end(&mut self) -> ReadOutcome {
+    pub fn run_to_the_end(&mut self) -> ReadOutcome {
         for _ in 0..20_000 {
             match self.consume() {
                 ReadOutcome::Wait => {}
