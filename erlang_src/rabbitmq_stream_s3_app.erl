@@ -116,7 +116,6 @@ attach() ->
     maybe
         ok ?= rabbitmq_stream_s3_osiris:attach(),
         ok = rabbitmq_stream_s3:set_mode(active),
-        ok = register_trigger(),
         ok = rabbitmq_stream_s3_reconciler:reconcile(),
         #{mode := Mode} = rabbitmq_stream_s3_osiris:status(),
         ?LOG_INFO(
@@ -136,34 +135,6 @@ detach() ->
     catch
         %% The whole node stops: its application controller takes no changes any more, and osiris ends as well.
         exit:terminating -> ok
-    end.
-
-%% In the background: without a quorum it takes its whole time-out, and nothing but deletions needs it.
-register_trigger() ->
-    _ = spawn(fun register_trigger_now/0),
-    ok.
-
-register_trigger_now() ->
-    case rabbitmq_stream_s3_db:register_trigger() of
-        ok ->
-            ok;
-        unsupported ->
-            ?LOG_INFO(
-                "stream_s3: this metadata store has no safe triggers; deleted streams are found by looking",
-                [],
-                ?DOMAIN
-            );
-        {error, Reason} ->
-            ?LOG_WARNING(
-                "stream_s3: the trigger for deleted streams could not be registered, trying again: ~0p",
-                [Reason],
-                ?DOMAIN
-            ),
-            timer:sleep(5_000),
-            case rabbitmq_stream_s3:mode() of
-                active -> register_trigger_now();
-                _ -> ok
-            end
     end.
 
 become_inert(Kind, Text) ->

@@ -142,17 +142,14 @@ matches in the tree that no longer has it, and its state machine crashes: on eve
 """.
 -spec register_trigger() -> ok | unsupported | {error, term()}.
 register_trigger() ->
-    case machine_version() of
-        {ok, Version} when Version >= ?TRIGGER_MACHINE_VERSION -> do_register_trigger();
-        {ok, _Older} -> unsupported;
-        {error, Reason} -> {error, Reason}
-    end.
-
-machine_version() ->
-    _ = code:ensure_loaded(khepri_machine),
-    case erlang:function_exported(khepri_machine, effective_version, 1) of
-        true -> khepri_machine:effective_version(store());
-        false -> {ok, 0}
+    %% What all members agree on, not what this node could do.
+    case ra_counters:counters({store(), node()}, [effective_machine_version]) of
+        #{effective_machine_version := Version} when Version >= ?TRIGGER_MACHINE_VERSION ->
+            do_register_trigger();
+        #{effective_machine_version := _Older} ->
+            unsupported;
+        undefined ->
+            {error, unavailable}
     end.
 
 do_register_trigger() ->

@@ -3,8 +3,9 @@
 Attaches the local members of streams: those that a hook announces, those that were there when the plugin started, and,
 every minute, those whose reader has parked or was lost.
 
-Looks, in the same rounds, whether streams have gone from the metadata store without a word: a trigger tells of deletions
-at once where Khepri can do that safely, but it can be lost with the node that it runs on.
+In the same rounds, in a task of their own because the metadata store may take its time: registers the trigger that tells
+of deleted streams, until that has worked, and looks whether streams have gone without a word. A trigger is lost with the
+node that it runs on, and not every Khepri can have one.
 
 Owns which writer's reader is waited for before the next one may start, and which streams there were. Started last, so that what it starts finds its
 dependencies. In the steady state a round does nothing but look.
@@ -23,7 +24,8 @@ A member can crash between being listed and being asked: each is looked at on it
     %% Monitor of a reader that must end first => the writer that comes after it.
     waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}},
     known = #{} :: #{rabbitmq_stream_s3:stream_id() => []},
-    task :: reference() | undefined
+    task :: reference() | undefined,
+    trigger = unknown :: unknown | ok | unsupported | {error, term()}
 }).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
@@ -44,7 +46,7 @@ init([]) ->
 -spec handle_continue(discover, #state{}) -> {noreply, #state{}}.
 handle_continue(discover, State) ->
     _ = schedule(),
-    {noreply, look_at_all(State)}.
+    {noreply, look_for_deleted(look_at_all(State))}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call(_Unknown, _From, State) ->
@@ -60,7 +62,7 @@ handle_cast({update_retention, StreamId, _Pid, Specs}, State) ->
     end,
     {noreply, State};
 handle_cast(reconcile, State) ->
-    {noreply, look_at_all(State)};
+    {noreply, look_for_deleted(look_at_all(State))};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
@@ -68,10 +70,13 @@ handle_cast(_Unknown, State) ->
 handle_info(tick, State) ->
     _ = schedule(),
     {noreply, look_for_deleted(look_at_all(State))};
-handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task} = State) ->
+handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task, trigger = Before} = State) ->
     case Reason of
-        {streams, Streams} -> {noreply, State#state{task = undefined, known = Streams}};
-        _FailedOrCrashed -> {noreply, State#state{task = undefined}}
+        {looked, Trigger, Streams} ->
+            ok = log_trigger(Trigger, Before),
+            {noreply, State#state{task = undefined, trigger = Trigger, known = Streams}};
+        _Crashed ->
+            {noreply, State#state{task = undefined}}
     end;
 handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
     case maps:take(Monitor, Waiting) of
@@ -100,15 +105,36 @@ look_at_all(State) ->
             State
     end.
 
-%% A task of its own: the metadata store may take its time. One node of the cluster is enough.
-look_for_deleted(#state{task = undefined, known = Known} = State) ->
-    {_Pid, Task} = spawn_monitor(fun() -> exit({streams, streams(Known)}) end),
+-dialyzer({no_return, look_for_deleted/1}).
+look_for_deleted(#state{task = undefined, known = Known, trigger = Trigger0} = State) ->
+    {_Pid, Task} = spawn_monitor(fun() ->
+        Trigger =
+            case Trigger0 of
+                ok -> ok;
+                _ -> rabbitmq_stream_s3_db:register_trigger()
+            end,
+        exit({looked, Trigger, streams(Known)})
+    end),
     State#state{task = Task};
 look_for_deleted(StillLooking) ->
     StillLooking.
 
--dialyzer({no_return, look_for_deleted/1}).
+log_trigger(Trigger, Trigger) ->
+    ok;
+log_trigger(ok, _Before) ->
+    ok;
+log_trigger(unsupported, _Before) ->
+    ?LOG_INFO(
+        "stream_s3: this metadata store has no safe triggers, deleted streams are found by looking",
+        [],
+        ?DOMAIN
+    );
+log_trigger({error, Reason}, _Before) ->
+    ?LOG_WARNING(
+        "stream_s3: the trigger for deleted streams cannot be registered yet: ~0p", [Reason], ?DOMAIN
+    ).
 
+%% One node of the cluster is enough.
 streams(Known) ->
     case rabbitmq_stream_s3_db:streams() of
         {ok, Streams} ->
