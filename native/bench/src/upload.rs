@@ -1,0 +1,212 @@
+//! Uploading a log: our whole way (header scan, assembly, checked body, PUT) beside a bare PUT of the same bytes by the same
+//! SDK. The bare one reads the same files in large pieces and sends no checksum.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::{BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation};
+use aws_sdk_s3::primitives::{ByteStream, Length};
+use log_format::key::KeySpace;
+use tiering_core::fragment_assembly::{FragmentAssembly, FragmentPlan};
+use tiering_runtime::buffer_pool::BufferPool;
+use tiering_runtime::local_log::{FragmentBody, ScanRequest, Scanner};
+use tiering_runtime::remote_tier::s3::S3RemoteTier;
+use tiering_runtime::remote_tier::{PutBody, PutRequest, RemoteTier};
+use tiering_runtime::settings::{Config, Secret};
+use tiering_runtime::stats::Stats;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+
+use crate::corpus::Corpus;
+use crate::row::{Cost, measure, median, print};
+
+const RUNS: usize = 3;
+const CONCURRENCY: usize = 4;
+const FRAGMENT_BYTES: u64 = 64 << 20;
+const READ_BYTES: usize = 1 << 20;
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Where to.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Base address.
+    pub endpoint: String,
+    /// Bucket; must exist.
+    pub bucket: String,
+    /// Key id.
+    pub access_key: String,
+    /// Its secret.
+    pub secret_key: String,
+    /// Name for the rows.
+    pub name: String,
+}
+
+/// Runs both ways in turn.
+pub fn run(directory: &Path, target: Target) -> Result<(), Box<dyn std::error::Error>> {
+    let corpus = Corpus { chunks: 8_192, data_bytes: 131_000, segment_bytes: 250_000_000 };
+    let place = directory.join("upload");
+    corpus.write(&place)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let (mut ours, mut bare) = (Rates::default(), Rates::default());
+    for _ in 0..RUNS {
+        bare.add(corpus, upload_bare(&runtime, &place, &target)?);
+        ours.add(corpus, upload_ours(&runtime, &place, corpus, &target)?);
+    }
+    let Target { name, .. } = &target;
+    print(&format!("bare PUT, {name}"), "MB/s", &bare.throughput, None);
+    print(&format!("bare PUT, {name}, CPU"), "s/GiB", &bare.cpu, None);
+    let against = "bare PUT, same SDK";
+    print(&format!("upload, {name}"), "MB/s", &ours.throughput, Some((against, median(&bare.throughput))));
+    print(&format!("upload, {name}, CPU"), "s/GiB", &ours.cpu, Some((against, median(&bare.cpu))));
+    std::fs::remove_dir_all(&place)?;
+    Ok(())
+}
+
+#[derive(Default)]
+struct Rates {
+    throughput: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
+impl Rates {
+    fn add(&mut self, corpus: Corpus, cost: Cost) {
+        let bytes = corpus.bytes() as f64;
+        self.throughput.push(bytes / cost.wall.as_secs_f64() / 1e6);
+        self.cpu.push(cost.cpu.as_secs_f64() / (bytes / GIB));
+    }
+}
+
+fn upload_ours(runtime: &Runtime, place: &Path, corpus: Corpus, target: &Target) -> Result<Cost, String> {
+    let tier = Arc::new(S3RemoteTier::new(&Config {
+        bucket: target.bucket.clone(),
+        endpoint: Some(target.endpoint.clone()),
+        path_style: true,
+        access_key_id: Some(target.access_key.clone()),
+        secret_access_key: Some(Secret::new(target.secret_key.clone())),
+        ..Config::default()
+    }));
+    let keys = KeySpace::new("bench");
+    let pool = Arc::new(BufferPool::new());
+    let directory: Arc<Path> = Arc::from(place);
+    let (outcome, cost) = measure(|| {
+        let plans = plans(place, corpus, &pool)?;
+        let puts: Vec<_> = plans
+            .into_iter()
+            .enumerate()
+            .map(|(number, plan)| {
+                let request = PutRequest {
+                    key: keys.fragment("ours", plan.first_offset, number as u32),
+                    crc32: plan.object_crc(),
+                    body: PutBody::Source(Arc::new(FragmentBody::new(
+                        Arc::clone(&directory),
+                        Arc::new(plan),
+                        Arc::clone(&pool),
+                    ))),
+                    metadata: Vec::new(),
+                };
+                let tier = Arc::clone(&tier);
+                async move { tier.put(request).await.map_err(|error| error.to_string()) }
+            })
+            .collect();
+        all(runtime, puts)
+    });
+    outcome.map(|()| cost)
+}
+
+fn plans(place: &Path, corpus: Corpus, pool: &Arc<BufferPool>) -> Result<Vec<FragmentPlan>, String> {
+    let mut scanner = Scanner::new(place.to_path_buf(), Arc::clone(pool), Arc::new(Stats::default()));
+    let (mut plans, mut assembly, mut from_offset) = (Vec::new(), FragmentAssembly::new(), 0);
+    while from_offset < corpus.chunks {
+        let batch = scanner.scan(&ScanRequest {
+            from_offset,
+            up_to_chunk_id: corpus.chunks - 1,
+            max_chunks: 16_384,
+            max_bytes: FRAGMENT_BYTES,
+        });
+        if batch.chunks.is_empty() {
+            return Err(format!("the scan stopped at {from_offset}: {:?}", batch.end));
+        }
+        for chunk in &batch.chunks {
+            if assembly.payload_bytes() >= FRAGMENT_BYTES {
+                plans.extend(assembly.cut());
+            }
+            assembly.add(chunk).map_err(|error| error.to_string())?;
+        }
+        from_offset += batch.chunks.len() as u64;
+    }
+    plans.extend(assembly.cut());
+    Ok(plans)
+}
+
+fn upload_bare(runtime: &Runtime, place: &Path, target: &Target) -> Result<Cost, String> {
+    let client = bare_client(target);
+    let mut pieces = Vec::new();
+    for entry in std::fs::read_dir(place).map_err(|error| error.to_string())? {
+        let path: PathBuf = entry.map_err(|error| error.to_string())?.path();
+        if path.extension().is_some_and(|extension| extension == "segment") {
+            let size = path.metadata().map_err(|error| error.to_string())?.len();
+            pieces.extend((0..size).step_by(FRAGMENT_BYTES as usize).map(|at| (path.clone(), at, FRAGMENT_BYTES.min(size - at))));
+        }
+    }
+    let (outcome, cost) = measure(|| {
+        let puts: Vec<_> = pieces
+            .into_iter()
+            .enumerate()
+            .map(|(number, (path, at, size))| {
+                let (client, bucket) = (client.clone(), target.bucket.clone());
+                async move {
+                    let body = ByteStream::read_from()
+                        .path(path)
+                        .offset(at)
+                        .length(Length::Exact(size))
+                        .buffer_size(READ_BYTES)
+                        .build()
+                        .await
+                        .map_err(|error| error.to_string())?;
+                    let put = client.put_object().bucket(bucket).key(format!("bench/bare/{number}")).body(body);
+                    put.customize().disable_payload_signing().send().await.map_err(|error| format!("{error:?}"))?;
+                    Ok(())
+                }
+            })
+            .collect();
+        all(runtime, puts)
+    });
+    outcome.map(|()| cost)
+}
+
+fn bare_client(target: &Target) -> Client {
+    let config = Builder::new()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::new("us-east-1"))
+        .force_path_style(true)
+        .endpoint_url(&target.endpoint)
+        .http_client(aws_smithy_http_client::Builder::new().build_http())
+        .credentials_provider(Credentials::new(&target.access_key, &target.secret_key, None, None, "bench"))
+        .request_checksum_calculation(RequestChecksumCalculation::WhenRequired);
+    Client::from_conf(config.build())
+}
+
+/// Runs them, a few at a time.
+fn all<F>(runtime: &Runtime, puts: Vec<F>) -> Result<(), String>
+where
+    F: Future<Output = Result<(), String>> + Send + 'static,
+{
+    runtime.block_on(async {
+        let admission = Arc::new(Semaphore::new(CONCURRENCY));
+        let tasks: Vec<_> = puts
+            .into_iter()
+            .map(|put| {
+                let admission = Arc::clone(&admission);
+                tokio::spawn(async move {
+                    let _permit = admission.acquire_owned().await.map_err(|error| error.to_string())?;
+                    put.await
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.map_err(|error| error.to_string())??;
+        }
+        Ok(())
+    })
+}
