@@ -53,6 +53,18 @@ def test_other_publishers_come_back(stock_broker, stream_name, publisher):
         verify(consume_amqp091(stock_broker, stream_name, 500), 0, 500, fixed(300))
 
 
+def test_chunks_of_osiris_itself_take_offsets(stock_broker, stream_name):
+    """AMQP publishers are tracked: each new segment starts with a chunk that nobody is sent."""
+    declare(stock_broker, stream_name, x_stream_max_segment_size_bytes=100_000)
+    publish_amqp091(stock_broker, stream_name, 500, fixed(1_000))
+    with stock_broker.client() as client:
+        last = client.stats(stream_name)["committed_chunk_id"]
+    assert last > 500
+    for consumer in (consume, consume_amqp091, consume_amqp10):
+        checked = verify(consumer(stock_broker, stream_name, last + 1), 0, last + 1, fixed(1_000), tracked=True)
+        assert checked.count == 500
+
+
 def test_rstream_gzip_and_filters(stock_broker, stream_name):
     declare(stock_broker, stream_name)
     publish_rstream(stock_broker, stream_name, 500, fixed(300), gzip=True)

@@ -161,8 +161,7 @@ is_writable(Node, Stream) ->
     case rpc(Node, rabbit_amqqueue, lookup, [Name]) of
         {ok, Queue} ->
             #{name := StreamId} = rpc(Node, amqqueue, get_type_state, [Queue]),
-            {ok, #{}} =:= rpc(Node, rabbit_stream_coordinator, local_pid, [StreamId]) orelse
-                element(1, rpc(Node, rabbit_stream_coordinator, local_pid, [StreamId])) =:= ok;
+            ok =:= element(1, rpc(Node, rabbit_stream_coordinator, local_pid, [StreamId]));
         _ ->
             false
     end.
