@@ -109,6 +109,8 @@ init([]) ->
     Options = [named_table, public, set, {read_concurrency, true}],
     ?MANIFEST_CACHE = ets:new(?MANIFEST_CACHE, Options),
     ?DIRS = ets:new(?DIRS, Options),
+    %% After a crash the tables are empty; at the first start nobody listens yet.
+    ok = rabbitmq_stream_s3_reconciler:reconcile(),
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.

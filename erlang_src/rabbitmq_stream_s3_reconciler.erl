@@ -271,6 +271,10 @@ wait_for(Reader, Writer, #{stream_id := StreamId} = Info, #state{waiting = Waiti
     IsWaiting = lists:keymember(Writer, 1, maps:values(Waiting)),
     case rabbitmq_stream_s3_replica_reader:serves(StreamId) of
         Writer ->
+            case rabbitmq_stream_s3_manifest_replica:range(StreamId) of
+                {ok, _} -> ok;
+                _Lost -> rabbitmq_stream_s3_replica_reader:republish(Reader)
+            end,
             State;
         _Previous when IsWaiting ->
             State;

@@ -9,6 +9,9 @@ Does not own: what is read, cut, uploaded or deleted; the manifest that consumer
 No lost wake-ups: a notification makes it look at the writer's atomics and register again one past what it saw. The
 writer answers a registration for what is committed already at once, so there is no gap between looking and registering.
 Registering is delayed a little, so that a busy stream costs its writer a few dozen notifications per second, not thousands.
+
+If the engine goes, this process opens its stream with the next one: all of them at once is no reason for as many crash
+reports. Anything else that should not happen is one, and the supervisor starts anew.
 """.
 
 -behaviour(gen_server).
@@ -16,7 +19,7 @@ Registering is delayed a little, so that a busy stream costs its writer a few do
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/2, serves/1, update_retention/2, cut/1, status/1, statuses/0]).
+-export([start_link/2, serves/1, republish/1, update_retention/2, cut/1, status/1, statuses/0]).
 -export([
     init/1,
     handle_continue/2,
@@ -38,6 +41,8 @@ Registering is delayed a little, so that a busy stream costs its writer a few do
     stream :: rabbitmq_stream_s3_nif:stream() | undefined,
     ref :: reference() | undefined,
     sent :: {integer(), integer()} | undefined,
+    %% Whether the writer holds a registration of ours that it has not answered.
+    listening = false :: boolean(),
     tasks = #{} :: #{reference() => {task(), pid()}},
     unsent = [] :: [event()],
     range :: rabbitmq_stream_s3:range() | undefined,
@@ -63,6 +68,11 @@ serves(StreamId) ->
         {_Stream, _Reference, Writer} -> Writer;
         undefined -> undefined
     end.
+
+-doc "Puts the range into the cache once more, after the cache was lost.".
+-spec republish(pid()) -> ok.
+republish(Reader) ->
+    gen_server:cast(Reader, republish).
 
 -spec update_retention(pid(), [osiris:retention_spec()]) -> ok.
 update_retention(Reader, Specs) ->
@@ -94,6 +104,7 @@ init({Writer, #{stream_id := StreamId} = Info}) ->
     process_flag(trap_exit, true),
     _ = monitor(process, Writer),
     ok = rabbitmq_stream_s3_counters:add(readers_started),
+    _ = erlang:send_after(?LOOK_AGAIN_MS, self(), look_again),
     State = #state{stream_id = StreamId, writer = Writer, info = Info},
     ok = publish(State),
     {ok, State, {continue, open}}.
@@ -116,13 +127,18 @@ handle_call(_Unknown, _From, State) ->
 handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
     State = State0#state{info = Info#{retention := Specs}},
     {noreply, send({retention, bounds(Specs)}, State)};
+handle_cast(republish, #state{range = undefined} = State) ->
+    {noreply, State};
+handle_cast(republish, #state{range = Range, stream_id = StreamId} = State) ->
+    ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
+    {noreply, State};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}} | {stop, term(), #state{}}.
 handle_info({osiris_offset, _Reference, _Offset}, State) ->
     _ = erlang:send_after(?LISTEN_PAUSE_MS, self(), listen),
-    {noreply, State};
+    {noreply, State#state{listening = false}};
 handle_info(listen, State) ->
     {noreply, listen(look(State))};
 handle_info(look_again, State) ->
@@ -140,7 +156,7 @@ handle_info({'DOWN', Ref, process, _Pid, Reason}, #state{tasks = Tasks} = State)
     {{Task, _}, Rest} = maps:take(Ref, Tasks),
     {noreply, send({Task, task_result(Task, Reason)}, State#state{tasks = Rest})};
 handle_info({'DOWN', _Ref, process, {rabbitmq_stream_s3_api_aws, _}, _Reason}, State) ->
-    {stop, engine_lost, State};
+    {noreply, open(lost(State))};
 handle_info(open, #state{stream = undefined} = State) ->
     {noreply, open(State)};
 handle_info(send_unsent, #state{unsent = Unsent} = State) ->
@@ -149,8 +165,8 @@ handle_info(_Unknown, State) ->
     {noreply, State}.
 
 -spec terminate(term(), #state{}) -> ok.
-terminate(_Reason, #state{stream_id = StreamId, stream = Stream, tasks = Tasks}) ->
-    _ = [exit(Pid, kill) || _Ref := {_Task, Pid} <- Tasks],
+terminate(_Reason, #state{stream_id = StreamId, stream = Stream} = State) ->
+    ok = stop_tasks(State),
     _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
     rabbitmq_stream_s3_registry:unregister_name({StreamId, node()}).
 
@@ -160,7 +176,6 @@ open(#state{info = Info} = State) ->
         {ok, Stream} ->
             %% The engine goes with its owner, and this handle with it.
             _ = monitor(process, rabbitmq_stream_s3_api_aws),
-            _ = erlang:send_after(?LOOK_AGAIN_MS, self(), look_again),
             Opened = State#state{stream = Stream, ref = Ref},
             ok = publish(Opened),
             #{retention := Specs} = Info,
@@ -169,6 +184,25 @@ open(#state{info = Info} = State) ->
             _ = erlang:send_after(?OPEN_RETRY_MS, self(), open),
             State
     end.
+
+%% The native stream ends with its engine; closing it as well does no harm if this was not the engine's end.
+lost(#state{stream = Stream} = State) ->
+    ok = stop_tasks(State),
+    _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
+    Lost = State#state{
+        stream = undefined, ref = undefined, sent = undefined, tasks = #{}, unsent = [], problems = #{}
+    },
+    ok = publish(Lost),
+    Lost.
+
+stop_tasks(#state{tasks = Tasks}) ->
+    lists:foreach(
+        fun({Monitor, {_Task, Pid}}) ->
+            true = demonitor(Monitor, [flush]),
+            true = exit(Pid, kill)
+        end,
+        maps:to_list(Tasks)
+    ).
 
 open_native(Ref, #state{stream_id = StreamId, info = #{dir := Dir, epoch := Epoch} = Info}) ->
     case rabbitmq_stream_s3:engine() of
@@ -247,6 +281,8 @@ look(#state{info = #{shared := Shared}, sent = Sent} = State) ->
         Seen -> send({committed, Committed, First}, State#state{sent = Seen})
     end.
 
+listen(#state{listening = true} = State) ->
+    State;
 listen(#state{sent = Sent, writer = Writer} = State) ->
     Committed =
         case Sent of
@@ -257,7 +293,7 @@ listen(#state{sent = Sent, writer = Writer} = State) ->
     %% writer calls it, maybe after the plugin has been disabled and its modules are gone.
     Formatter = {osiris_util, id, []},
     ok = osiris:register_offset_listener(Writer, Committed + 1, Formatter),
-    State.
+    State#state{listening = true}.
 
 -dialyzer({no_return, start_task/3}).
 start_task(Task, Fun, #state{tasks = Tasks} = State) ->

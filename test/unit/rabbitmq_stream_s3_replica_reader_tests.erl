@@ -20,7 +20,7 @@ reader_test_() ->
         {"problems are kept until they are over", fun problems/0},
         {"it ends normally with its writer", fun writer_ends/0},
         {"it ends normally when the stream was deleted, and forgets it", fun deleted/0},
-        {"it crashes when the engine is lost", fun engine_lost/0},
+        {"it opens the stream with the next engine when one is lost", fun engine_lost/0},
         {"it has one name, and closes what it opened", fun name/0},
         {"a changed policy is passed on", fun policy/0}
     ])}.
@@ -256,6 +256,8 @@ busy() ->
     normal = close(Open).
 
 range() ->
+    %% The evaluation that follows is one that the hooks have added to osiris.
+    ok = rabbitmq_stream_s3_osiris:attach(),
     #{reader := Reader} = Open = open(),
     Range = #{
         first_offset => 0,
@@ -269,6 +271,11 @@ range() ->
     ok = push(Open, {range, Range}),
     #{range := Range} = ?READER:status(Reader),
     ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
+    ok = rabbitmq_stream_s3_manifest_replica:forget(?ID),
+    ok = ?READER:republish(Reader),
+    #{range := Range} = ?READER:status(Reader),
+    ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
+    ok = rabbitmq_stream_s3_osiris:detach(),
     normal = close(Open).
 
 problems() ->
@@ -300,9 +307,33 @@ deleted() ->
     end.
 
 engine_lost() ->
-    #{reader := Reader} = open(),
-    exit(whereis(rabbitmq_stream_s3_api_aws), kill),
-    ?assertEqual(engine_lost, ended(Reader)).
+    #{reader := Reader} = Open = open(),
+    {retention, _} = event(),
+    {committed, -1, -1} = event(),
+    0 = listens(),
+    Lost = whereis(rabbitmq_stream_s3_api_aws),
+    ok = rabbitmq_stream_s3:erase_engine(),
+    exit(Lost, kill),
+    receive
+        closed -> ok
+    after 5_000 -> error(not_closed)
+    end,
+    Next = spawn(fun() -> idle() end),
+    true = register(rabbitmq_stream_s3_api_aws, Next),
+    ok = rabbitmq_stream_s3:set_engine(double),
+    receive
+        {opened, Reader, _Ref, _Config} -> ok
+    after 5_000 -> error(not_opened)
+    end,
+    {retention, _} = event(),
+    {committed, -1, -1} = event(),
+    normal = close(Open),
+    Next ! stop,
+    %% The writer's one registration is still good; a second one would double every notification from here on.
+    receive
+        {listens, _, _, _} = Again -> error(Again)
+    after 0 -> ok
+    end.
 
 name() ->
     #{reader := Reader, writer := Writer} = Open = open(),
