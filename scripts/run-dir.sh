@@ -113,7 +113,7 @@ start_epmd() {
   local port
   port=$(base_port)
   setsid "$TOP/scripts/in-host" epmd -port "$port" -address 127.0.0.1 \
-    </dev/null >>"$DIR/epmd.log" 2>&1 8>&- 9>&- &
+    </dev/null >>"$DIR/epmd.log" 2>&1 7>&- 8>&- 9>&- &
   echo $! >"$DIR/epmd.pid"
   wait_until 20 epmd_listens "$port" || die "epmd did not start: $(tail -n 3 "$DIR/epmd.log")"
 }

@@ -1,5 +1,6 @@
 """Fixtures: run folders that survive nothing, brokers that end with their module."""
 
+import fcntl
 import os
 import pathlib
 import zlib
@@ -15,23 +16,36 @@ CACHE = pathlib.Path(
 
 
 def run_folder(name):
-    """A fresh run folder of this checkout; what a cut-off run left in it is ended first."""
-    folder = CACHE / "run" / f"e2e-{zlib.crc32(str(TOP).encode()):08x}-{name}"
-    if folder.exists():
-        run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
-    folder.mkdir(parents=True)
-    return folder
+    """A fresh run folder of this checkout, and its lock; what a cut-off run left in it is ended first.
+
+    A folder whose lock is held belongs to a run that goes on beside this one: then the next one is taken.
+    """
+    (CACHE / "run").mkdir(parents=True, exist_ok=True)
+    for number in range(1, 20):
+        folder = CACHE / "run" / f"e2e-{zlib.crc32(str(TOP).encode()):08x}-{name}-{number}"
+        lock = open(f"{folder}.lock", "w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        if folder.exists():
+            run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
+        folder.mkdir(parents=True)
+        return folder, lock
+    raise RuntimeError(f"twenty runs of {name} at once")
 
 
 @pytest.fixture(scope="module")
 def run_dir(request):
     """The run folder of this test module; removed unless the module failed or KEEP is set."""
-    folder = run_folder(request.module.__name__.removeprefix("test_"))
+    folder, lock = run_folder(request.module.__name__.removeprefix("test_"))
     failed_before = request.session.testsfailed
     yield folder
     run(TOP / "scripts" / "node", "--dir", folder, "kill", "--all")
     if request.session.testsfailed == failed_before and not os.environ.get("KEEP"):
         run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
+    lock.close()
 
 
 @pytest.fixture(scope="module")
