@@ -20,6 +20,9 @@ use crate::remote_tier::{
 use crate::settings::{Config, ConfigError};
 use crate::stats::Stats;
 
+/// Each running transfer may hold a thread that reads its segment files; so many more are there for scans and name look-ups.
+const SCAN_THREADS_MAX: usize = 32;
+
 /// Why an engine could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenError {
@@ -115,6 +118,7 @@ impl Engine {
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.worker_threads)
             .thread_name("stream-s3")
+            .max_blocking_threads(config.max_concurrent_transfers + SCAN_THREADS_MAX)
             .enable_all()
             .build()
             .map_err(|error| OpenError::Runtime(error.to_string()))?;

@@ -3,7 +3,8 @@
 //! Owns requests and answers of an object store. Does not own what the objects mean, when to retry an upload,
 //! or how many requests run at once.
 //!
-//! Order of the wrappers, outside first: `retrying` (reads only) over `instrumented` over `s3`, so that each attempt counts.
+//! Order of the wrappers, outside first: `retrying` (only for requests that no machine repeats) over `instrumented` over `s3`,
+//! so that each attempt counts.
 
 use std::collections::BTreeMap;
 use std::future::Future;

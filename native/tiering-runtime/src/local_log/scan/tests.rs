@@ -218,38 +218,3 @@ fn a_huge_chunk_costs_its_header_only() {
     assert_same(&batch.chunks, &log.chunks);
     assert!(stats.scan_read_bytes.get() < 4 * 700_000 + 600_000, "{}", stats.scan_read_bytes.get());
 }
-
-#[test]
-#[ignore = "a measurement, for release builds"]
-fn speed() {
-    for (count, data_bytes) in [(400_000, 1000), (1_000_000, 200), (100_000, 4000), (40_000, 10_000), (10_000, 100_000)] {
-        let (directory, mut log) = log();
-        let mut bytes = 0;
-        let chunk = TestChunk::user(1, vec![1; data_bytes]);
-        for _ in 0..count {
-            log.append(&chunk);
-            bytes += data_bytes;
-            log.chunks.truncate(0);
-            if bytes > 500_000_000 {
-                log.roll();
-                bytes = 0;
-            }
-        }
-        for round in 0..3 {
-            let mut scanner = scanner(directory.path());
-            let start = std::time::Instant::now();
-            let mut from_offset = 0;
-            loop {
-                let request = ScanRequest { from_offset, up_to_chunk_id: count as u64 - 1, max_chunks: 4096, max_bytes: 64 << 20 };
-                let batch = scanner.scan(&request);
-                from_offset += batch.chunks.len() as u64;
-                if batch.end == ScanEnd::CaughtUp {
-                    break;
-                }
-                assert_eq!(batch.end, ScanEnd::More);
-            }
-            let seconds = start.elapsed().as_secs_f64();
-            eprintln!("{data_bytes} bytes, round {round}: {:.2} M chunks/s", count as f64 / seconds / 1e6);
-        }
-    }
-}
