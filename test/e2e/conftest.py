@@ -3,7 +3,7 @@
 import fcntl
 import os
 import pathlib
-import zlib
+import subprocess
 
 import pytest
 
@@ -13,6 +13,8 @@ CACHE = pathlib.Path(
     os.environ.get("STREAM_S3_CACHE")
     or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "rabbitmq-stream-s3"
 )
+# As scripts/host.sh names this checkout, so that `make clean` finds what is ours.
+KEY = subprocess.run(["cksum"], input=str(TOP).encode(), stdout=subprocess.PIPE, check=True).stdout.split()[0].decode()
 
 
 def run_folder(name):
@@ -22,7 +24,7 @@ def run_folder(name):
     """
     (CACHE / "run").mkdir(parents=True, exist_ok=True)
     for number in range(1, 20):
-        folder = CACHE / "run" / f"e2e-{zlib.crc32(str(TOP).encode()):08x}-{name}-{number}"
+        folder = CACHE / "run" / f"e2e-{KEY}-{name}-{number}"
         lock = open(f"{folder}.lock", "w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ BURST = 5_000
 
 @pytest.fixture(scope="module")
 def s3(run_dir):
-    with Ceph("outage", port=18720, folder=run_dir / "ceph") as server:
+    with Ceph("outage", port=17720, folder=run_dir / "ceph") as server:
         yield server
 
 

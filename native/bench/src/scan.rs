@@ -31,7 +31,7 @@ pub fn run(directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
                     if assembly.payload_bytes() >= 64 << 20 || !assembly.fits(chunk) {
                         drop(assembly.cut());
                     }
-                    drop(assembly.add(chunk));
+                    let _ = assembly.add(chunk);
                 }
             })?);
         }

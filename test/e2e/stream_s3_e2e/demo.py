@@ -24,7 +24,7 @@ from .tiered import TieredBroker
 
 STREAMS = ("demo-orders", "demo-events")
 SEGMENT_BYTES = 100_000_000
-S3_PORT = 18640
+S3_PORT = 17640
 RANDOM_OFFSETS, RANDOM_TIMESTAMPS = 200, 50
 
 
