@@ -33,9 +33,20 @@ pub(crate) fn chunk_entries<'a>(
             EntryKind::Simple(range) => {
                 (entry.offset, data.make_subbinary(range.start, range.len())?).encode(env)
             }
-            EntryKind::Batch { num_records, compression, uncompressed_bytes, data: range } => {
+            EntryKind::Batch {
+                num_records,
+                compression,
+                uncompressed_bytes,
+                data: range,
+            } => {
                 let records = data.make_subbinary(range.start, range.len())?;
-                let batch = (atoms::batch(), num_records, compression, uncompressed_bytes, records);
+                let batch = (
+                    atoms::batch(),
+                    num_records,
+                    compression,
+                    uncompressed_bytes,
+                    records,
+                );
                 (entry.offset, batch).encode(env)
             }
         });

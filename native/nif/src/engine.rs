@@ -19,7 +19,12 @@ use crate::{atoms, errors};
 const DELETE_KEYS_MAX: usize = tiering_runtime::remote_tier::KEYS_MAX;
 
 /// Never raises: the exception would carry the configuration, and its secrets, along.
-pub(crate) fn open<'a>(env: Env<'a>, owner: Term<'a>, reference: Term<'a>, map: Term<'a>) -> NifResult<Term<'a>> {
+pub(crate) fn open<'a>(
+    env: Env<'a>,
+    owner: Term<'a>,
+    reference: Term<'a>,
+    map: Term<'a>,
+) -> NifResult<Term<'a>> {
     let refused = |kind: Atom, reason: &str| Ok(errors::refused(env, (kind, text(env, reason))));
     let Ok(owner) = owner.decode::<LocalPid>() else {
         return refused(atoms::config(), "the owner is not a local process");
@@ -58,7 +63,11 @@ pub(crate) fn probe<'a>(
         mailbox.send(|env| match &outcome {
             Ok(()) => (atoms::probe(), atoms::ok()).encode(env),
             Err(error) => {
-                let reason = (atoms::error(), errors::probe(error.kind()), text(env, error.text()));
+                let reason = (
+                    atoms::error(),
+                    errors::probe(error.kind()),
+                    text(env, error.text()),
+                );
                 (atoms::probe(), reason).encode(env)
             }
         });
@@ -68,7 +77,10 @@ pub(crate) fn probe<'a>(
 
 pub(crate) fn stats(env: Env<'_>, handle: ResourceArc<EngineResource>) -> NifResult<Term<'_>> {
     let own = [
-        ("native_panics", i64::try_from(errors::panics()).unwrap_or(i64::MAX)),
+        (
+            "native_panics",
+            i64::try_from(errors::panics()).unwrap_or(i64::MAX),
+        ),
         ("lent_chunks", resources::lent_chunks()),
         ("lent_bytes", resources::lent_bytes()),
     ];
@@ -81,7 +93,9 @@ pub(crate) fn set_rate<'a>(
     bytes_per_second: Term<'a>,
     burst_bytes: Term<'a>,
 ) -> NifResult<Term<'a>> {
-    handle.engine.set_rate(rate(bytes_per_second)?, burst(burst_bytes)?);
+    handle
+        .engine
+        .set_rate(rate(bytes_per_second)?, burst(burst_bytes)?);
     Ok(atoms::ok().encode(env))
 }
 
@@ -94,21 +108,31 @@ pub(crate) fn list_objects<'a>(
     token: Term<'a>,
 ) -> NifResult<Term<'a>> {
     let stream_id = string(stream_id)?;
-    let token = if atoms::start() == token { None } else { Some(string(token)?) };
+    let token = if atoms::start() == token {
+        None
+    } else {
+        Some(string(token)?)
+    };
     let mailbox = Mailbox::new(pid, *reference);
-    let asked = handle.engine.list_objects(&stream_id, token, move |outcome| {
-        mailbox.send(|env| match &outcome {
-            Ok(page) => {
-                let keys: Vec<Term<'_>> = page.objects.iter().map(|object| text(env, &object.key)).collect();
-                let next = match &page.next_token {
-                    Some(token) => text(env, token),
-                    None => atoms::done().encode(env),
-                };
-                (atoms::page(), keys, next).encode(env)
-            }
-            Err(error) => errors::store(env, error),
+    let asked = handle
+        .engine
+        .list_objects(&stream_id, token, move |outcome| {
+            mailbox.send(|env| match &outcome {
+                Ok(page) => {
+                    let keys: Vec<Term<'_>> = page
+                        .objects
+                        .iter()
+                        .map(|object| text(env, &object.key))
+                        .collect();
+                    let next = match &page.next_token {
+                        Some(token) => text(env, token),
+                        None => atoms::done().encode(env),
+                    };
+                    (atoms::page(), keys, next).encode(env)
+                }
+                Err(error) => errors::store(env, error),
+            });
         });
-    });
     Ok(accepted(env, asked))
 }
 
@@ -122,7 +146,10 @@ pub(crate) fn delete_objects<'a>(
     if keys.list_length()? > DELETE_KEYS_MAX {
         return Err(Error::BadArg);
     }
-    let keys = keys.into_list_iterator()?.map(string).collect::<NifResult<Vec<String>>>()?;
+    let keys = keys
+        .into_list_iterator()?
+        .map(string)
+        .collect::<NifResult<Vec<String>>>()?;
     let mailbox = Mailbox::new(pid, *reference);
     let asked = handle.engine.delete_objects(keys, move |outcome| {
         mailbox.send(|env| match &outcome {
@@ -159,9 +186,12 @@ pub(crate) fn range<'a>(
     Ok(match handle.engine.manifests().get(&string(stream_id)?) {
         None => atoms::none().encode(env),
         Some(ManifestState::Pending) => atoms::pending().encode(env),
-        Some(ManifestState::Resolved(manifest)) => {
-            (atoms::ok(), manifest.root.first_offset, manifest.root.next_offset).encode(env)
-        }
+        Some(ManifestState::Resolved(manifest)) => (
+            atoms::ok(),
+            manifest.root.first_offset,
+            manifest.root.next_offset,
+        )
+            .encode(env),
     })
 }
 
@@ -189,10 +219,15 @@ pub(crate) fn route<'a>(
     local_first: OffsetOrNone,
     local_next: u64,
 ) -> NifResult<Term<'a>> {
-    Ok(match handle.engine.manifests().resolved(&string(stream_id)?) {
-        None => atoms::pending().encode(env),
-        Some(manifest) => route_term(env, route::route(&manifest.root, spec.0, local_first.0, local_next)),
-    })
+    Ok(
+        match handle.engine.manifests().resolved(&string(stream_id)?) {
+            None => atoms::pending().encode(env),
+            Some(manifest) => route_term(
+                env,
+                route::route(&manifest.root, spec.0, local_first.0, local_next),
+            ),
+        },
+    )
 }
 
 fn accepted<'a>(env: Env<'a>, asked: Result<(), Closed>) -> Term<'a> {

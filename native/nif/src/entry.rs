@@ -88,8 +88,8 @@ pub(crate) unsafe fn call(
     let lifetime = ();
     // SAFETY: the VM's pointer, valid for this call; `lifetime` is this call's own.
     let env = unsafe { Env::new(&lifetime, env) };
-    // SAFETY: the VM passes `argc` terms at `argv`; for no arguments the pointer is not read.
     let terms = match usize::try_from(argc) {
+        // SAFETY: the VM passes `argc` terms at `argv`, which live as long as this call.
         Ok(count) if count > 0 => unsafe { std::slice::from_raw_parts(argv, count) },
         _ => &[],
     };

@@ -18,8 +18,8 @@ mod stream;
 use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
-use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::codec::event::EventTerm;
+use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.

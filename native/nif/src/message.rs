@@ -35,7 +35,10 @@ impl Mailbox {
     pub(crate) fn new(pid: LocalPid, term: Term<'_>) -> Self {
         let env = OwnedEnv::new();
         let term = env.save(term);
-        Self { pid, kept: Mutex::new(Kept { env, term }) }
+        Self {
+            pid,
+            kept: Mutex::new(Kept { env, term }),
+        }
     }
 
     /// Sends `{rabbitmq_stream_s3, Term, Event}`. A process that is gone gets nothing: its handles are closed anyway.
@@ -45,7 +48,11 @@ impl Mailbox {
             return;
         }
         // Taken while in use: one that sends while a panic unwinds through another's message makes its own.
-        let mut message = MESSAGE.try_with(Cell::take).ok().flatten().unwrap_or_default();
+        let mut message = MESSAGE
+            .try_with(Cell::take)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         let _ = message.send_and_clear(&self.pid, |env| {
             let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             let reference = kept.env.run(|owned| kept.term.load(owned).in_env(env));

@@ -64,7 +64,11 @@ pub(crate) fn read(
         return Ok(atoms::wait().encode(env));
     };
     Ok(match handle.reader.read(max_chunk_id) {
-        ReadOutcome::Chunk { header, position, bytes } => chunk(env, &header, position, bytes)?,
+        ReadOutcome::Chunk {
+            header,
+            position,
+            bytes,
+        } => chunk(env, &header, position, bytes)?,
         ReadOutcome::Wait => atoms::wait().encode(env),
         ReadOutcome::Local { next_offset } => (atoms::local(), next_offset).encode(env),
         ReadOutcome::Failed { kind, text: reason } => {
@@ -85,12 +89,19 @@ pub(crate) fn close(env: Env<'_>, handle: ResourceArc<ReaderResource>) -> NifRes
 }
 
 /// `{chunk, Header, Filter, Data, Trailer}`.
-fn chunk<'a>(env: Env<'a>, header: &ChunkHeader, position: u64, bytes: Bytes) -> NifResult<Term<'a>> {
+fn chunk<'a>(
+    env: Env<'a>,
+    header: &ChunkHeader,
+    position: u64,
+    bytes: Bytes,
+) -> NifResult<Term<'a>> {
     let length = bytes.len();
     let data_start = header.lead_bytes();
     let trailer_start = data_start.saturating_add(header.data_bytes as usize);
-    let (Some(lead), Ok(total)) = (bytes.first_chunk::<HEADER_BYTES>().copied(), usize::try_from(header.total_bytes()))
-    else {
+    let (Some(lead), Ok(total)) = (
+        bytes.first_chunk::<HEADER_BYTES>().copied(),
+        usize::try_from(header.total_bytes()),
+    ) else {
         return Ok(unfit(env));
     };
     if total != length {
@@ -98,7 +109,11 @@ fn chunk<'a>(env: Env<'a>, header: &ChunkHeader, position: u64, bytes: Bytes) ->
     }
     let header = header_map(env, header, &lead, position)?;
     let chunk = ResourceArc::new(ChunkResource::new(bytes));
-    let part = |from: usize, to: usize| chunk.make_binary(env, move |chunk| chunk.bytes.get(from..to).unwrap_or_default());
+    let part = |from: usize, to: usize| {
+        chunk.make_binary(env, move |chunk| {
+            chunk.bytes.get(from..to).unwrap_or_default()
+        })
+    };
     let filter = part(HEADER_BYTES, data_start);
     let data = part(data_start, trailer_start);
     let trailer = part(trailer_start, length);
@@ -119,6 +134,8 @@ fn weigh(env: Env<'_>, length: usize) {
     if length >= WEIGHTLESS_BYTES {
         OwnedBinary::new((length / WEIGHT_DIVISOR).min(WEIGHT_BYTES_MAX)).release(env);
     }
-    let percent = i32::try_from(length / BYTES_PER_PERCENT).unwrap_or(100).clamp(1, 100);
+    let percent = i32::try_from(length / BYTES_PER_PERCENT)
+        .unwrap_or(100)
+        .clamp(1, 100);
     rustler::schedule::consume_timeslice(env, percent);
 }

@@ -126,5 +126,7 @@ pub(crate) fn register(env: Env<'_>) -> bool {
         ResourceRegistration::new::<ReaderResource>().with_name(name("reader")),
         ResourceRegistration::new::<ChunkResource>().with_name(name("chunk")),
     ];
-    registrations.iter().all(|registration| registration.register(env).is_ok())
+    registrations
+        .iter()
+        .all(|registration| registration.register(env).is_ok())
 }

@@ -48,7 +48,11 @@ pub(crate) fn open<'a>(
     Ok((atoms::ok(), handle).encode(env))
 }
 
-pub(crate) fn event(env: Env<'_>, handle: ResourceArc<StreamResource>, event: EventTerm) -> NifResult<Term<'_>> {
+pub(crate) fn event(
+    env: Env<'_>,
+    handle: ResourceArc<StreamResource>,
+    event: EventTerm,
+) -> NifResult<Term<'_>> {
     Ok(match handle.stream.event(event.0) {
         Ok(()) => atoms::ok().encode(env),
         Err(EventError::Busy) => errors::refused(env, atoms::busy()),

@@ -14,17 +14,22 @@ use crate::atoms;
 /// Reads a key of the map named like the setting.
 macro_rules! setting {
     ($map:expr, $name:ident, $decode:expr) => {
-        get($map, atoms::$name()).and_then($decode).map_err(|_| ConfigError {
-            setting: stringify!($name),
-            text: "is missing or has a value of the wrong type".to_owned(),
-        })?
+        get($map, atoms::$name())
+            .and_then($decode)
+            .map_err(|_| ConfigError {
+                setting: stringify!($name),
+                text: "is missing or has a value of the wrong type".to_owned(),
+            })?
     };
 }
 
 /// Decodes the map. Whether the values can be used is not checked here.
 pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
     if !map.is_map() {
-        return Err(ConfigError { setting: "configuration", text: "is not a map".to_owned() });
+        return Err(ConfigError {
+            setting: "configuration",
+            text: "is not a map".to_owned(),
+        });
     }
     Ok(Config {
         bucket: setting!(map, bucket, string),
@@ -74,12 +79,20 @@ fn secret(term: Term<'_>) -> NifResult<Secret> {
 
 /// `unlimited` or a positive rate.
 pub(crate) fn rate(term: Term<'_>) -> NifResult<Option<u64>> {
-    if atoms::unlimited() == term { Ok(None) } else { positive(term).map(Some) }
+    if atoms::unlimited() == term {
+        Ok(None)
+    } else {
+        positive(term).map(Some)
+    }
 }
 
 /// `default` or a positive burst.
 pub(crate) fn burst(term: Term<'_>) -> NifResult<Option<u64>> {
-    if atoms::default() == term { Ok(None) } else { positive(term).map(Some) }
+    if atoms::default() == term {
+        Ok(None)
+    } else {
+        positive(term).map(Some)
+    }
 }
 
 fn positive(term: Term<'_>) -> NifResult<u64> {

@@ -15,7 +15,9 @@ impl<'a> Decoder<'a> for EventTerm {
         if atoms::cut() == term {
             return Ok(Self(StreamEvent::Cut));
         }
-        if let Ok((kind, committed, local_first)) = term.decode::<(Term<'a>, OffsetOrNone, OffsetOrNone)>() {
+        if let Ok((kind, committed, local_first)) =
+            term.decode::<(Term<'a>, OffsetOrNone, OffsetOrNone)>()
+        {
             if atoms::committed() != kind {
                 return Err(Error::BadArg);
             }
@@ -28,7 +30,9 @@ impl<'a> Decoder<'a> for EventTerm {
         let event = if atoms::pointer() == kind {
             StreamEvent::Pointer(pointer_read(value)?)
         } else if atoms::anchor() == kind {
-            StreamEvent::Anchor { ok: ok_or_error(value)? }
+            StreamEvent::Anchor {
+                ok: ok_or_error(value)?,
+            }
         } else if atoms::pointer_committed() == kind {
             StreamEvent::PointerCommitted(commit_outcome(value)?)
         } else if atoms::retention() == kind {
@@ -51,7 +55,11 @@ fn pointer_read(term: Term<'_>) -> NifResult<PointerRead> {
     if atoms::ok() != ok {
         return Err(Error::BadArg);
     }
-    Ok(PointerRead::Found(Pointer { epoch, uid, revision }))
+    Ok(PointerRead::Found(Pointer {
+        epoch,
+        uid,
+        revision,
+    }))
 }
 
 fn commit_outcome(term: Term<'_>) -> NifResult<CommitOutcome> {
@@ -75,8 +83,15 @@ fn retention(term: Term<'_>) -> NifResult<RetentionBound> {
     if !term.is_map() {
         return Err(Error::BadArg);
     }
-    let bound = |key| find(term, key).map(|value| value.decode::<u64>()).transpose();
-    Ok(RetentionBound { max_bytes: bound(atoms::max_bytes())?, max_age_ms: bound(atoms::max_age_ms())? })
+    let bound = |key| {
+        find(term, key)
+            .map(|value| value.decode::<u64>())
+            .transpose()
+    };
+    Ok(RetentionBound {
+        max_bytes: bound(atoms::max_bytes())?,
+        max_age_ms: bound(atoms::max_age_ms())?,
+    })
 }
 
 fn ok_or_error(term: Term<'_>) -> NifResult<bool> {

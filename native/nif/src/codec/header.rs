@@ -27,7 +27,10 @@ pub(crate) fn header_map<'a>(
         (atoms::header_data(), header_data),
         (atoms::filter_size(), header.filter_bytes.encode(env)),
         (atoms::position(), position.encode(env)),
-        (atoms::next_position(), position.saturating_add(header.total_bytes()).encode(env)),
+        (
+            atoms::next_position(),
+            position.saturating_add(header.total_bytes()).encode(env),
+        ),
     ];
     super::map(env, &pairs)
 }

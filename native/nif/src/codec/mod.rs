@@ -34,7 +34,9 @@ impl<'a> Decoder<'a> for OffsetOrNone {
 /// A string that must be a UTF-8 binary.
 pub(crate) fn string(term: Term<'_>) -> NifResult<String> {
     let binary: Binary<'_> = term.decode()?;
-    std::str::from_utf8(binary.as_slice()).map(str::to_owned).map_err(|_| Error::BadArg)
+    std::str::from_utf8(binary.as_slice())
+        .map(str::to_owned)
+        .map_err(|_| Error::BadArg)
 }
 
 /// `undefined` or a value.
@@ -42,7 +44,11 @@ pub(crate) fn optional<'a, T>(
     term: Term<'a>,
     decode: impl FnOnce(Term<'a>) -> NifResult<T>,
 ) -> NifResult<Option<T>> {
-    if atoms::undefined() == term { Ok(None) } else { decode(term).map(Some) }
+    if atoms::undefined() == term {
+        Ok(None)
+    } else {
+        decode(term).map(Some)
+    }
 }
 
 /// The value of a key that must be there.

@@ -12,11 +12,17 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
     match push {
         StreamPush::ReadPointer => atoms::read_pointer().encode(env),
         StreamPush::WriteAnchor => atoms::write_anchor().encode(env),
-        StreamPush::CommitPointer { epoch, uid, expected_revision } => {
-            (atoms::commit_pointer(), *epoch, *uid, *expected_revision).encode(env)
-        }
+        StreamPush::CommitPointer {
+            epoch,
+            uid,
+            expected_revision,
+        } => (atoms::commit_pointer(), *epoch, *uid, *expected_revision).encode(env),
         StreamPush::Range(range) => (atoms::range(), range_map(env, range)).encode(env),
-        StreamPush::Recovery { kind, from_offset, to_offset } => {
+        StreamPush::Recovery {
+            kind,
+            from_offset,
+            to_offset,
+        } => {
             let kind = match kind {
                 Recovery::LocalLogAhead => atoms::local_log_ahead(),
                 Recovery::RemoteTierAhead => atoms::remote_tier_ahead(),
@@ -40,14 +46,19 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
 
 /// An atom of a name that is fixed in the code.
 fn name<'a>(env: Env<'a>, name: &'static str) -> Term<'a> {
-    Atom::from_str(env, name).unwrap_or_else(|_| atoms::undefined()).encode(env)
+    Atom::from_str(env, name)
+        .unwrap_or_else(|_| atoms::undefined())
+        .encode(env)
 }
 
 fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
     let pairs = [
         (atoms::first_offset(), range.first_offset.encode(env)),
         (atoms::next_offset(), range.next_offset.encode(env)),
-        (atoms::first_timestamp(), range.first_timestamp_ms.encode(env)),
+        (
+            atoms::first_timestamp(),
+            range.first_timestamp_ms.encode(env),
+        ),
         (atoms::total_size(), range.total_size_bytes.encode(env)),
         (atoms::revision(), range.revision.encode(env)),
         (atoms::epoch(), range.epoch.encode(env)),

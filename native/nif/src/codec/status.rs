@@ -18,26 +18,73 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &StreamStatus) -> NifResult<T
     };
     let problem = match &machine.problem {
         None => atoms::undefined().encode(env),
-        Some(Problem { kind, text: reason }) => (Atom::from_str(env, kind)?, text(env, reason)).encode(env),
+        Some(Problem { kind, text: reason }) => {
+            (Atom::from_str(env, kind)?, text(env, reason)).encode(env)
+        }
     };
     let pairs = [
         (atoms::phase(), phase.encode(env)),
-        (atoms::log_next_offset(), machine.log_next_offset.encode(env)),
-        (atoms::manifest_first_offset(), machine.manifest_first_offset.encode(env)),
-        (atoms::manifest_next_offset(), machine.manifest_next_offset.encode(env)),
-        (atoms::manifest_total_size(), machine.manifest_total_size_bytes.encode(env)),
-        (atoms::manifest_fragments(), machine.manifest_entries.encode(env)),
-        (atoms::persisted_next_offset(), machine.persisted_next_offset.encode(env)),
+        (
+            atoms::log_next_offset(),
+            machine.log_next_offset.encode(env),
+        ),
+        (
+            atoms::manifest_first_offset(),
+            machine.manifest_first_offset.encode(env),
+        ),
+        (
+            atoms::manifest_next_offset(),
+            machine.manifest_next_offset.encode(env),
+        ),
+        (
+            atoms::manifest_total_size(),
+            machine.manifest_total_size_bytes.encode(env),
+        ),
+        (
+            atoms::manifest_fragments(),
+            machine.manifest_entries.encode(env),
+        ),
+        (
+            atoms::persisted_next_offset(),
+            machine.persisted_next_offset.encode(env),
+        ),
         (atoms::revision(), machine.revision.encode(env)),
-        (atoms::transfers_in_flight(), machine.transfers_in_flight.encode(env)),
-        (atoms::transfers_waiting(), machine.transfers_waiting.encode(env)),
-        (atoms::edits_since_persist(), machine.edits_since_persist.encode(env)),
-        (atoms::persist_in_flight(), machine.persist_in_flight.encode(env)),
-        (atoms::assembly_first_offset(), machine.assembly_first_offset.unwrap_or(0).encode(env)),
-        (atoms::assembly_next_offset(), machine.assembly_next_offset.unwrap_or(0).encode(env)),
-        (atoms::assembly_payload_bytes(), machine.assembly_payload_bytes.encode(env)),
-        (atoms::assembly_chunks(), machine.assembly_chunks.encode(env)),
-        (atoms::stalled_offset(), machine.stalled_offset.unwrap_or(0).encode(env)),
+        (
+            atoms::transfers_in_flight(),
+            machine.transfers_in_flight.encode(env),
+        ),
+        (
+            atoms::transfers_waiting(),
+            machine.transfers_waiting.encode(env),
+        ),
+        (
+            atoms::edits_since_persist(),
+            machine.edits_since_persist.encode(env),
+        ),
+        (
+            atoms::persist_in_flight(),
+            machine.persist_in_flight.encode(env),
+        ),
+        (
+            atoms::assembly_first_offset(),
+            machine.assembly_first_offset.unwrap_or(0).encode(env),
+        ),
+        (
+            atoms::assembly_next_offset(),
+            machine.assembly_next_offset.unwrap_or(0).encode(env),
+        ),
+        (
+            atoms::assembly_payload_bytes(),
+            machine.assembly_payload_bytes.encode(env),
+        ),
+        (
+            atoms::assembly_chunks(),
+            machine.assembly_chunks.encode(env),
+        ),
+        (
+            atoms::stalled_offset(),
+            machine.stalled_offset.unwrap_or(0).encode(env),
+        ),
         (atoms::problem(), problem),
         (atoms::counters(), counters(env, status.counters.named())?),
     ];
