@@ -12,7 +12,14 @@ See docs/decisions/0004-inert-instead-of-refusing.md.
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start/2, prep_stop/1, stop/1]).
+-export([start/2, prep_stop/1, stop/1, detach/0]).
+
+-rabbit_boot_step(
+    {?MODULE, [
+        {description, "tiered storage of streams"},
+        {cleanup, {?MODULE, detach, []}}
+    ]}
+).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(INTERFACE_VERSION, 1).
@@ -30,10 +37,18 @@ start(_Type, _Args) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
-    %% No new readers and hooks from here on, while everything that they need is still there.
-    ok = detach(),
+    %% Without an engine, hooks and new readers leave everything to stock; the hooks themselves go in detach/0.
+    ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
     State.
+
+-doc """
+RabbitMQ calls this when the plugin has stopped and before its modules are unloaded. Not done in `prep_stop/1`: until
+OTP 28 the application controller waits for the stop and would wait for ever for itself.
+""".
+-spec detach() -> ok.
+detach() ->
+    rabbitmq_stream_s3_osiris:detach().
 
 -spec stop(term()) -> ok.
 stop(_State) ->
@@ -127,14 +142,6 @@ attach() ->
         {error, {Kind, Text}} ->
             ok = rabbitmq_stream_s3_sup:stop_children(),
             become_inert(Kind, Text)
-    end.
-
-detach() ->
-    try
-        rabbitmq_stream_s3_osiris:detach()
-    catch
-        %% The whole node stops: its application controller takes no changes any more, and osiris ends as well.
-        exit:terminating -> ok
     end.
 
 become_inert(Kind, Text) ->
