@@ -6,7 +6,8 @@
 -module(rabbitmq_stream_s3_hooks).
 
 %% called by the wrappers in osiris_log
--export([on_init/3, on_update_retention/2, evaluate_retention/2, first_offset/2, first_timestamp/2]).
+-export([on_init/3, on_update_retention/2, evaluate_retention/2]).
+-export([first_offset/2, first_timestamp/2]).
 %% called by the shell
 -export([evaluate_local_retention/1, stream_id/1]).
 

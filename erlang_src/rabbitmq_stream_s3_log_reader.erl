@@ -4,13 +4,12 @@
 %% log). So each local read checks the floor before, and again at the chunk that stock is about to
 %% deliver; what the floor has passed is read from the remote tier, from where it was left.
 %% Does not own: reading itself. Local: a stock reader inside; remote:
-%% rabbitmq_stream_s3_remote_log. Where a consumer starts is decided by the native route/5.
+%% rabbitmq_stream_s3_remote_log. Nor where a consumer starts: rabbitmq_stream_s3_offset_spec.
 -module(rabbitmq_stream_s3_log_reader).
 
 %% called by the wrappers in osiris_log
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
 -export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
--export([run_aside/1]).
 -export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -42,6 +41,8 @@
 -opaque state() :: {?MODULE, #reader{}}.
 -export_type([state/0]).
 
+-define(SPEC, rabbitmq_stream_s3_offset_spec).
+
 %% Changes of tier and reopenings within one read, before the owner gets its turn again.
 -define(SWITCHES_MAX, 4).
 -define(OPEN_ATTEMPTS, 3).
@@ -51,7 +52,6 @@
 -define(OFF_MS, 1000).
 %% In case an owner that usually asks twice does not.
 -define(UNASKED_MS, 5000).
--define(RESOLVE_TIMEOUT_MS, 5000).
 
 %%--------------------------------------------------------------------------------------------
 %% Opening
@@ -65,7 +65,7 @@ init_offset_reader(Spec, Context) ->
             osiris_log:init_offset_reader(Spec, stock(Context));
         {true, _, StreamId} ->
             #reader{count = Count} = Reader0 = new(StreamId, Context),
-            case open(Spec, Reader0, local_first(Reader0), deadline(), ?OPEN_ATTEMPTS) of
+            case open(Spec, Reader0, local_first(Reader0), ?SPEC:deadline(), ?OPEN_ATTEMPTS) of
                 {ok, Reader} ->
                     _ = Count(1),
                     {ok, {?MODULE, Reader}};
@@ -82,15 +82,16 @@ resolve_offset_spec(Spec, Context) ->
         false ->
             osiris_log:resolve_offset_spec(Spec, stock(Context));
         {true, Engine, StreamId} ->
-            Deadline = deadline(),
+            Deadline = ?SPEC:deadline(),
             #{shared := Shared} = Context,
             First = osiris_log_shared:first_chunk_id(Shared),
-            case route(Engine, StreamId, Spec, Shared, First, Deadline) of
+            case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
                 {local, LocalSpec} ->
-                    osiris_log:resolve_offset_spec(stock_spec(LocalSpec), stock(Context));
+                    osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
                 {remote, Start} ->
                     Committed = osiris_log_shared:committed_chunk_id(Shared),
-                    first_chunk(Engine, StreamId, start(Spec, Start), Committed, Deadline);
+                    At = ?SPEC:start(Spec, Start),
+                    ?SPEC:chunk_id(Engine, StreamId, At, Committed, Deadline);
                 {error, _} = Error ->
                     Error
             end
@@ -179,16 +180,16 @@ open(_, _, _, _, 0) ->
     {error, retries_exhausted};
 open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
     Engine = persistent_term:get(?ENGINE, undefined),
-    case route(Engine, StreamId, Spec, Shared, First, Deadline) of
+    case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
         {remote, Start} ->
-            open_remote(start(Spec, Start), Start, Reader);
+            open_remote(?SPEC:start(Spec, Start), Start, Reader);
         {local, LocalSpec} ->
-            case open_local(stock_spec(LocalSpec), Reader) of
+            case open_local(?SPEC:stock(LocalSpec), Reader) of
                 {ok, Log} ->
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
                     Landed = osiris_log:next_offset(Log),
-                    case route(Engine, StreamId, Spec, Shared, Landed, Deadline) of
+                    case ?SPEC:route(Engine, StreamId, Spec, Shared, Landed, Deadline) of
                         {local, _} ->
                             {ok, Reader#reader{tier = {local, Log}}};
                         _ ->
@@ -226,115 +227,12 @@ open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
             end
     end.
 
-%% A manifest that is not known yet is waited for, so that "unknown" never looks like "not there";
-%% unless the local log has the answer whatever the manifest says.
-route(undefined, _, _, _, _, _) ->
-    {error, unavailable};
-route(Engine, StreamId, Spec, Shared, First, Deadline) ->
-    LocalNext = local_next(Shared),
-    NativeSpec = native_spec(Spec),
-    case rabbitmq_stream_s3_nif:route(Engine, StreamId, NativeSpec, First, LocalNext) of
-        pending ->
-            case local_route(NativeSpec, First, LocalNext) of
-                {local, _} = Route ->
-                    Route;
-                unknown ->
-                    case await_manifest(Engine, StreamId, Deadline) of
-                        ok -> route(Engine, StreamId, Spec, Shared, First, Deadline);
-                        {error, _} = Error -> Error
-                    end
-            end;
-        Route ->
-            Route
-    end.
-
-local_route(last, _, _) -> {local, last};
-local_route(next, _, _) -> {local, next};
-local_route({offset, N}, First, _) when First >= 0, N >= First -> {local, {offset, N}};
-local_route({abs, N}, First, Next) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
-local_route(first, 0, _) -> {local, first};
-local_route({timestamp, _} = Spec, 0, _) -> {local, Spec};
-local_route(_, _, _) -> unknown.
-
-local_next(Shared) ->
-    case knows_committed_offset() of
-        true -> osiris_log_shared:committed_offset(Shared) + 1;
-        %% The end of the last chunk is not known: its largest possible one. An offset that is
-        %% beyond the log is then not refused, the reader starts at the end.
-        false -> osiris_log_shared:committed_chunk_id(Shared) + 16#ffffffff
-    end.
-
-native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
-native_spec(Spec) -> Spec.
-
-stock_spec({offset, Offset}) -> Offset;
-stock_spec(Spec) -> Spec.
-
-start({timestamp, _} = Spec, _) -> Spec;
-start(_, Offset) -> {offset, Offset}.
-
-deadline() ->
-    Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout, ?RESOLVE_TIMEOUT_MS),
-    erlang:monotonic_time(millisecond) + Timeout.
-
-await_manifest(Engine, StreamId, Deadline) ->
-    aside(Deadline, fun() ->
-        Ref = make_ref(),
-        case rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId) of
-            ok ->
-                receive
-                    {rabbitmq_stream_s3, Ref, resolved} -> ok
-                end;
-            {error, _} ->
-                {error, unavailable}
-        end
-    end).
-
-first_chunk(Engine, StreamId, Start, Committed, Deadline) ->
-    aside(Deadline, fun() ->
-        case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
-            {ok, Handle} -> first_chunk(Handle, Committed);
-            {error, _} = Error -> Error
-        end
-    end).
-
-first_chunk(Handle, Committed) ->
-    case rabbitmq_stream_s3_nif:reader_read(Handle, Committed) of
-        {chunk, #{chunk_id := ChunkId}, _, _, _} ->
-            {ok, ChunkId};
-        wait ->
-            receive
-                wake -> first_chunk(Handle, Committed)
-            end;
-        {local, Next} ->
-            {ok, Next};
-        {error, Kind, _} ->
-            {error, {stream_s3, Kind}}
-    end.
-
-%% Runs a wait for native messages in a process of its own: a message that comes after the
-%% deadline must not end up in the mailbox of a connection.
-aside(Deadline, Fun) ->
-    {Pid, Monitor} = spawn_monitor(?MODULE, run_aside, [Fun]),
-    receive
-        {'DOWN', Monitor, process, Pid, {aside, Result}} -> Result;
-        {'DOWN', Monitor, process, Pid, _} -> {error, unavailable}
-    after max(0, Deadline - erlang:monotonic_time(millisecond)) ->
-        exit(Pid, kill),
-        true = erlang:demonitor(Monitor, [flush]),
-        {error, unavailable}
-    end.
-
--doc false.
--spec run_aside(fun(() -> term())) -> no_return().
-run_aside(Fun) ->
-    exit({aside, Fun()}).
-
 %%--------------------------------------------------------------------------------------------
 %% Reading
 
 -doc "As osiris_log:send_file/3. Never waits for the remote tier: no bytes yet is end_of_stream.".
--spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), fun((map(), pos_integer()) -> iodata())) ->
+-type callback() :: fun((map(), pos_integer()) -> iodata() | term()).
+-spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), callback()) ->
     {ok, state()} | {end_of_stream, state()} | {error, term()}.
 send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
     #reader{transport = Transport, chunk_selector = Selector} = Reader,
@@ -478,7 +376,7 @@ end_of_local(Next0, Log, Reader0, Local, Deliver, Left) ->
     Reader = Reader0#reader{tier = {local, Log}},
     case {local_first(Reader) =< Next0, readable(Next, Reader)} of
         {false, _} ->
-            %% Reader0 keeps the place, even if its file is closed: below the floor only that counts.
+            %% Reader0 keeps the place; its file may be closed, but below the floor only that counts.
             ok = osiris_log:close(Log),
             below_floor(Next0, Reader0, Local, Deliver, Left);
         {true, false} ->
@@ -533,7 +431,7 @@ at_floor(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
 still_unknown(pending, Reader) ->
     {true, Reader};
 still_unknown(none, #reader{forgotten_until = undefined} = Reader) ->
-    {true, Reader#reader{forgotten_until = deadline()}};
+    {true, Reader#reader{forgotten_until = ?SPEC:deadline()}};
 still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
     erlang:monotonic_time(millisecond) < Until andalso {true, Reader}.
 
@@ -660,14 +558,7 @@ next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:next_off
 
 -spec committed_offset(state()) -> integer().
 committed_offset({?MODULE, #reader{shared = Shared}}) ->
-    case knows_committed_offset() of
-        true -> osiris_log_shared:committed_offset(Shared);
-        false -> osiris_log_shared:committed_chunk_id(Shared)
-    end.
-
-%% osiris 1.8 does not; its committed_offset/1 gives the chunk id.
-knows_committed_offset() ->
-    erlang:function_exported(osiris_log_shared, committed_offset, 1).
+    ?SPEC:committed_offset(Shared).
 
 -spec committed_chunk_id(state()) -> integer().
 committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->

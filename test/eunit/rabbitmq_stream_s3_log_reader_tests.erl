@@ -273,9 +273,8 @@ is_not_taken_in_by_a_trim_between_check_and_read(How) ->
     close(Reader2).
 
 filtered(Name) ->
-    Entry = fun(Value, Data) -> [{Value, Data}] end,
     lists:foldl(
-        fun(Value, Log) -> ?LOG:append(Entry(Value, <<"data of ", Value/binary>>), 0, <<>>, Log) end,
+        fun(Value, Log) -> ?LOG:append([{Value, <<"data of ", Value/binary>>}], 0, <<>>, Log) end,
         ?LOG:new(Name),
         [<<"a">>, <<"b">>, <<"b">>, <<"b">>, <<"a">>, <<"b">>, <<"b">>, <<"b">>]
     ).
@@ -658,7 +657,9 @@ needs_no_manifest_for_a_log_that_is_all_here() ->
             ?assertEqual({local, Next}, {tier(Reader), osiris_log:next_offset(element(3, Reader))}),
             close(Reader)
         end
-     || {Spec, Next} <- [{first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}]
+     || {Spec, Next} <- [
+            {first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}
+        ]
     ].
 
 wait_for_waiter() ->

@@ -1,0 +1,165 @@
+%% Owns: where a consumer starts, in osiris' words: asks the native route/5, waits a bounded time
+%% for a manifest that is not known yet, and finds the chunk of a place in the remote tier.
+%% Does not own: the decision itself (native), opening anything that lasts
+%% (rabbitmq_stream_s3_log_reader).
+-module(rabbitmq_stream_s3_offset_spec).
+
+-export([route/6, chunk_id/5, stock/1, start/2, deadline/0]).
+-export([committed_offset/1]).
+-export([run_aside/1]).
+
+-type start() :: rabbitmq_stream_s3_remote_log:start().
+
+-define(RESOLVE_TIMEOUT_MS, 5000).
+
+-doc """
+Where to start: First is the first local chunk id, -1 if the log is empty. A manifest that is not
+known yet is waited for, so that "unknown" never looks like "not there"; unless the local log has
+the answer whatever the manifest says.
+""".
+-spec route(
+    undefined | rabbitmq_stream_s3_nif:engine(),
+    binary(),
+    osiris:offset_spec(),
+    atomics:atomics_ref(),
+    osiris:offset() | -1,
+    Deadline :: integer()
+) -> {local, term()} | {remote, osiris:offset()} | {error, term()}.
+route(undefined, _, _, _, _, _) ->
+    {error, unavailable};
+route(Engine, StreamId, Spec, Shared, First, Deadline) ->
+    LocalNext = local_next(Shared),
+    NativeSpec = native_spec(Spec),
+    case rabbitmq_stream_s3_nif:route(Engine, StreamId, NativeSpec, First, LocalNext) of
+        pending ->
+            case local_route(NativeSpec, First, LocalNext) of
+                {local, _} = Route ->
+                    Route;
+                unknown ->
+                    case await_manifest(Engine, StreamId, Deadline) of
+                        ok ->
+                            route(Engine, StreamId, Spec, Shared, First, Deadline);
+                        {error, _} = Error ->
+                            Error
+                    end
+            end;
+        Route ->
+            Route
+    end.
+
+local_route(last, _, _) -> {local, last};
+local_route(next, _, _) -> {local, next};
+local_route({offset, N}, First, _) when First >= 0, N >= First -> {local, {offset, N}};
+local_route({abs, N}, First, Next) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
+local_route(first, 0, _) -> {local, first};
+local_route({timestamp, _} = Spec, 0, _) -> {local, Spec};
+local_route(_, _, _) -> unknown.
+
+local_next(Shared) ->
+    case knows_committed_offset() of
+        true -> osiris_log_shared:committed_offset(Shared) + 1;
+        %% The end of the last chunk is not known: its largest possible one. An offset that is
+        %% beyond the log is then not refused, the reader starts at the end.
+        false -> osiris_log_shared:committed_chunk_id(Shared) + 16#ffffffff
+    end.
+
+-doc "What osiris_log:committed_offset/1 gives.".
+-spec committed_offset(atomics:atomics_ref()) -> integer().
+committed_offset(Shared) ->
+    case knows_committed_offset() of
+        true -> osiris_log_shared:committed_offset(Shared);
+        false -> osiris_log_shared:committed_chunk_id(Shared)
+    end.
+
+%% osiris 1.8 does not; its committed_offset/1 gives the chunk id.
+knows_committed_offset() ->
+    erlang:function_exported(osiris_log_shared, committed_offset, 1).
+
+native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
+native_spec(Spec) -> Spec.
+
+-doc "The local part of a route for a stock reader.".
+-spec stock(term()) -> osiris:offset_spec().
+stock({offset, Offset}) -> Offset;
+stock(Spec) -> Spec.
+
+-doc "The remote part of a route for a native reader: the route is provisional for a timestamp.".
+-spec start(osiris:offset_spec(), osiris:offset()) -> start().
+start({timestamp, _} = Spec, _) -> Spec;
+start(_, Offset) -> {offset, Offset}.
+
+-doc "When to stop waiting for something that starts now.".
+-spec deadline() -> integer().
+deadline() ->
+    Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout, ?RESOLVE_TIMEOUT_MS),
+    erlang:monotonic_time(millisecond) + Timeout.
+
+await_manifest(Engine, StreamId, Deadline) ->
+    aside(Deadline, fun() ->
+        Ref = make_ref(),
+        case rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId) of
+            ok ->
+                receive
+                    {rabbitmq_stream_s3, Ref, resolved} -> still_there(Engine, StreamId)
+                end;
+            {error, _} ->
+                {error, unavailable}
+        end
+    end).
+
+%% Forgotten is no answer: its member is being replaced, or there is nothing to wait for.
+still_there(Engine, StreamId) ->
+    case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+        none -> {error, unavailable};
+        _ -> ok
+    end.
+
+-doc "The id of the chunk at a place in the remote tier.".
+-spec chunk_id(
+    rabbitmq_stream_s3_nif:engine(),
+    binary(),
+    start(),
+    CommittedChunkId :: osiris:offset(),
+    Deadline :: integer()
+) -> {ok, osiris:offset()} | {error, term()}.
+chunk_id(Engine, StreamId, Start, Committed, Deadline) ->
+    aside(Deadline, fun() ->
+        case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
+            {ok, Handle} -> first_chunk(Handle, Committed);
+            {error, _} = Error -> Error
+        end
+    end).
+
+first_chunk(Handle, Committed) ->
+    case rabbitmq_stream_s3_nif:reader_read(Handle, Committed) of
+        {chunk, #{chunk_id := ChunkId}, _, _, _} ->
+            {ok, ChunkId};
+        wait ->
+            receive
+                wake -> first_chunk(Handle, Committed)
+            end;
+        {local, Next} ->
+            {ok, Next};
+        {error, Kind, _} ->
+            {error, {stream_s3, Kind}};
+        {error, _} = Error ->
+            Error
+    end.
+
+%% Runs a wait for native messages in a process of its own: a message that comes after the
+%% deadline must not end up in the mailbox of a connection.
+aside(Deadline, Fun) ->
+    {Pid, Monitor} = spawn_monitor(?MODULE, run_aside, [Fun]),
+    receive
+        {'DOWN', Monitor, process, Pid, {aside, Result}} -> Result;
+        {'DOWN', Monitor, process, Pid, _} -> {error, unavailable}
+    after max(0, Deadline - erlang:monotonic_time(millisecond)) ->
+        exit(Pid, kill),
+        true = erlang:demonitor(Monitor, [flush]),
+        {error, unavailable}
+    end.
+
+-doc false.
+-spec run_aside(fun(() -> term())) -> no_return().
+run_aside(Fun) ->
+    exit({aside, Fun()}).
