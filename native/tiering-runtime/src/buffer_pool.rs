@@ -30,9 +30,16 @@ impl BufferPool {
     /// A buffer with undefined (but initialised) content.
     #[must_use]
     pub fn take(self: &Arc<Self>) -> PooledBuffer {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
         let bytes = idle.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
-        PooledBuffer { bytes, pool: Arc::clone(self) }
+        PooledBuffer {
+            bytes,
+            pool: Arc::clone(self),
+        }
     }
 
     fn give_back(&self, bytes: Box<[u8]>) {

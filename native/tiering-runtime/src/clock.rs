@@ -17,7 +17,9 @@ impl Clock {
     /// A clock that starts at 0 now.
     #[must_use]
     pub fn start() -> Self {
-        Self { start: Instant::now() }
+        Self {
+            start: Instant::now(),
+        }
     }
 
     /// The time now.
@@ -30,7 +32,9 @@ impl Clock {
     #[must_use]
     pub fn instant_at(&self, time_ms: u64) -> Instant {
         const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-        self.start.checked_add(Duration::from_millis(time_ms)).unwrap_or_else(|| self.start + YEAR)
+        self.start
+            .checked_add(Duration::from_millis(time_ms))
+            .unwrap_or_else(|| self.start + YEAR)
     }
 }
 

@@ -15,7 +15,8 @@ use crate::governor::Governor;
 use crate::manifests::{Manifests, ResolvedManifest};
 use crate::remote_reader::ReadMemory;
 use crate::remote_tier::{
-    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
+    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy,
+    S3RemoteTier, StoreError,
 };
 use crate::settings::{Config, ConfigError};
 use crate::stats::Stats;
@@ -85,7 +86,11 @@ impl Drop for Inner {
 
 impl Inner {
     fn close(&self) {
-        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let runtime = self
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(runtime) = runtime {
             // Waits for nothing: workers drop their tasks by themselves, a thread in a system call ends after it.
             runtime.shutdown_background();
@@ -125,9 +130,16 @@ impl Engine {
         let stats = Arc::new(Stats::default());
         let clock = Clock::start();
         let tier: Arc<dyn RemoteTier> = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
-        let retrying = Retrying::new(Arc::clone(&tier), RetryingPolicy::default(), Arc::clone(&stats));
+        let retrying = Retrying::new(
+            Arc::clone(&tier),
+            RetryingPolicy::default(),
+            Arc::clone(&stats),
+        );
         let governor = Governor::new(config.max_concurrent_transfers, clock, Arc::clone(&stats));
-        governor.set_rate(config.max_transfer_bytes_per_sec, config.max_transfer_burst_bytes);
+        governor.set_rate(
+            config.max_transfer_bytes_per_sec,
+            config.max_transfer_burst_bytes,
+        );
         let shared = Shared {
             keys: KeySpace::new(&config.prefix),
             read_memory: ReadMemory::new(config.read_memory_bytes),
@@ -140,7 +152,12 @@ impl Engine {
             buffers: Arc::new(BufferPool::new()),
             stats,
         };
-        Ok(Self { inner: Arc::new(Inner { shared: Arc::new(shared), runtime: Mutex::new(Some(runtime)) }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                shared: Arc::new(shared),
+                runtime: Mutex::new(Some(runtime)),
+            }),
+        })
     }
 
     /// Cancels all work and stops the runtime in the background. The second time it does nothing.
@@ -154,8 +171,15 @@ impl Engine {
 
     /// The runtime to start tasks on, as long as there is one.
     pub(crate) fn runtime(&self) -> Result<Handle, Closed> {
-        let runtime = self.inner.runtime.lock().unwrap_or_else(PoisonError::into_inner);
-        runtime.as_ref().map(|runtime| runtime.handle().clone()).ok_or(Closed)
+        let runtime = self
+            .inner
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        runtime
+            .as_ref()
+            .map(|runtime| runtime.handle().clone())
+            .ok_or(Closed)
     }
 
     /// Every node-wide counter and gauge.
@@ -179,13 +203,16 @@ impl Engine {
     where
         F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
     {
-        self.manifests().on_resolved(&self.runtime()?, stream_id, callback);
+        self.manifests()
+            .on_resolved(&self.runtime()?, stream_id, callback);
         Ok(())
     }
 
     /// Changes the rate of all transfers together (`None` = unlimited) and its burst (`None` = the default).
     pub fn set_rate(&self, bytes_per_second: Option<u64>, burst_bytes: Option<u64>) {
-        self.shared().governor.set_rate(bytes_per_second, burst_bytes);
+        self.shared()
+            .governor
+            .set_rate(bytes_per_second, burst_bytes);
     }
 
     /// Calls back with whether bucket, credentials and region are usable.
@@ -197,7 +224,8 @@ impl Engine {
         F: FnOnce(Result<(), StoreError>) + Send + 'static,
     {
         let tier = Arc::clone(&self.shared().tier);
-        self.runtime()?.spawn(async move { callback(tier.probe().await) });
+        self.runtime()?
+            .spawn(async move { callback(tier.probe().await) });
         Ok(())
     }
 
@@ -205,13 +233,19 @@ impl Engine {
     ///
     /// # Errors
     /// If the engine is closed; one that is closed later drops the callback.
-    pub fn list_objects<F>(&self, stream_id: &str, token: Option<String>, callback: F) -> Result<(), Closed>
+    pub fn list_objects<F>(
+        &self,
+        stream_id: &str,
+        token: Option<String>,
+        callback: F,
+    ) -> Result<(), Closed>
     where
         F: FnOnce(Result<ListPage, StoreError>) + Send + 'static,
     {
         let prefix = self.shared().keys.stream_prefix(stream_id);
         let tier = Arc::clone(&self.shared().retrying);
-        self.runtime()?.spawn(async move { callback(tier.list(&prefix, token.as_deref(), KEYS_MAX).await) });
+        self.runtime()?
+            .spawn(async move { callback(tier.list(&prefix, token.as_deref(), KEYS_MAX).await) });
         Ok(())
     }
 
@@ -224,14 +258,17 @@ impl Engine {
         F: FnOnce(Result<DeleteOutcome, StoreError>) + Send + 'static,
     {
         let tier = Arc::clone(&self.shared().retrying);
-        self.runtime()?.spawn(async move { callback(tier.delete(&keys).await) });
+        self.runtime()?
+            .spawn(async move { callback(tier.delete(&keys).await) });
         Ok(())
     }
 }
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("bucket", &self.shared().config.bucket).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("bucket", &self.shared().config.bucket)
+            .finish_non_exhaustive()
     }
 }
 
@@ -247,7 +284,10 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     fn config() -> Config {
-        Config { bucket: "bucket".to_owned(), ..Config::default() }
+        Config {
+            bucket: "bucket".to_owned(),
+            ..Config::default()
+        }
     }
 
     #[test]
@@ -255,18 +295,29 @@ mod tests {
         let tier = Arc::new(MemoryTier::new());
         tier.insert("rabbitmq/stream/s1/data/x", "1");
         tier.insert("rabbitmq/stream/s2/data/x", "1");
-        let engine = Engine::open_with(config(), Arc::clone(&tier) as Arc<dyn RemoteTier>).expect("opened");
+        let engine =
+            Engine::open_with(config(), Arc::clone(&tier) as Arc<dyn RemoteTier>).expect("opened");
         let (sender, receiver) = mpsc::channel();
         let answer = sender.clone();
-        engine.probe(move |outcome| answer.send(outcome.is_ok()).expect("received")).expect("open");
+        engine
+            .probe(move |outcome| answer.send(outcome.is_ok()).expect("received"))
+            .expect("open");
         assert_eq!(receiver.recv_timeout(SOON), Ok(true));
         let answer = sender.clone();
         engine
-            .list_objects("s1", None, move |page| answer.send(page.is_ok_and(|page| page.objects.len() == 1)).expect("received"))
+            .list_objects("s1", None, move |page| {
+                answer
+                    .send(page.is_ok_and(|page| page.objects.len() == 1))
+                    .expect("received")
+            })
             .expect("open");
         assert_eq!(receiver.recv_timeout(SOON), Ok(true));
         engine
-            .delete_objects(tier.keys(), move |outcome| sender.send(outcome.is_ok_and(|o| o.deleted == 2)).expect("received"))
+            .delete_objects(tier.keys(), move |outcome| {
+                sender
+                    .send(outcome.is_ok_and(|o| o.deleted == 2))
+                    .expect("received")
+            })
             .expect("open");
         assert_eq!(receiver.recv_timeout(SOON), Ok(true));
         assert!(engine.stats().contains(&("objects_deleted", 2)));
@@ -279,10 +330,15 @@ mod tests {
         faulty.inject(Fault::hang(Operation::Probe));
         let engine = Engine::open_with(config(), faulty).expect("opened");
         let (sender, receiver) = mpsc::channel::<Result<(), StoreError>>();
-        engine.probe(move |outcome| sender.send(outcome).expect("received")).expect("open");
+        engine
+            .probe(move |outcome| sender.send(outcome).expect("received"))
+            .expect("open");
         engine.close();
         // The callback is dropped with its task.
-        assert_eq!(receiver.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+        assert_eq!(
+            receiver.recv_timeout(SOON),
+            Err(mpsc::RecvTimeoutError::Disconnected)
+        );
         assert_eq!(engine.probe(|_| ()), Err(Closed));
         engine.close();
     }
@@ -290,7 +346,16 @@ mod tests {
     #[test]
     fn what_cannot_work_is_not_opened() {
         let refused = Engine::open(Config::default()).map(drop);
-        assert!(matches!(refused, Err(OpenError::Config(ConfigError { setting: "bucket", .. }))), "{refused:?}");
+        assert!(
+            matches!(
+                refused,
+                Err(OpenError::Config(ConfigError {
+                    setting: "bucket",
+                    ..
+                }))
+            ),
+            "{refused:?}"
+        );
     }
 
     #[test]
@@ -304,7 +369,13 @@ mod tests {
         };
         let engine = Engine::open(settings).expect("opened");
         let (sender, receiver) = mpsc::channel();
-        engine.probe(move |outcome| sender.send(outcome.map_err(|e| e.kind())).expect("received")).expect("open");
+        engine
+            .probe(move |outcome| {
+                sender
+                    .send(outcome.map_err(|e| e.kind()))
+                    .expect("received")
+            })
+            .expect("open");
         assert_eq!(receiver.recv_timeout(SOON), Ok(Err(StoreErrorKind::Tls)));
     }
 }

@@ -45,7 +45,10 @@ struct Gauge {
 impl Gauge {
     fn hold(stats: &Arc<Stats>, stat: fn(&Stats) -> &Stat) -> Self {
         stat(stats).increment();
-        Self { stats: Arc::clone(stats), stat }
+        Self {
+            stats: Arc::clone(stats),
+            stat,
+        }
     }
 }
 
@@ -60,7 +63,9 @@ impl Governor {
     #[must_use]
     pub fn new(max_concurrent: usize, clock: Clock, stats: Arc<Stats>) -> Self {
         Self {
-            slots: Arc::new(Semaphore::new(max_concurrent.clamp(1, Semaphore::MAX_PERMITS))),
+            slots: Arc::new(Semaphore::new(
+                max_concurrent.clamp(1, Semaphore::MAX_PERMITS),
+            )),
             turn: TurnMutex::new(()),
             bucket: Mutex::new(None),
             rate_changed: Notify::new(),
@@ -76,13 +81,20 @@ impl Governor {
         match bytes_per_second {
             None => *paced = None,
             Some(rate) => {
-                let burst_bytes = burst_bytes.unwrap_or_else(|| TokenBucket::default_burst(rate)).max(1);
+                let burst_bytes = burst_bytes
+                    .unwrap_or_else(|| TokenBucket::default_burst(rate))
+                    .max(1);
                 match paced.as_mut() {
                     Some(paced) => {
                         paced.bucket.set_rate(now_ms, rate, burst_bytes);
                         paced.burst_bytes = burst_bytes;
                     }
-                    None => *paced = Some(Paced { bucket: TokenBucket::new(now_ms, rate, burst_bytes), burst_bytes }),
+                    None => {
+                        *paced = Some(Paced {
+                            bucket: TokenBucket::new(now_ms, rate, burst_bytes),
+                            burst_bytes,
+                        })
+                    }
                 }
             }
         }
@@ -111,12 +123,17 @@ impl Governor {
         }
         drop(pending);
         let in_flight = Gauge::hold(&self.stats, |stats| &stats.transfers_in_flight);
-        Permit { _slot: slot, _in_flight: in_flight }
+        Permit {
+            _slot: slot,
+            _in_flight: in_flight,
+        }
     }
 
     fn ask(&self, bytes: u64) -> Result<(), u64> {
         let mut paced = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(paced) = paced.as_mut() else { return Ok(()) };
+        let Some(paced) = paced.as_mut() else {
+            return Ok(());
+        };
         paced.bucket.admit(self.clock.now_ms(), bytes)?;
         if bytes > paced.burst_bytes {
             self.stats.transfers_oversized.increment();
@@ -135,7 +152,14 @@ mod tests {
 
     fn governor(max_concurrent: usize) -> (Arc<Governor>, Arc<Stats>) {
         let stats = Arc::new(Stats::default());
-        (Arc::new(Governor::new(max_concurrent, Clock::start(), Arc::clone(&stats))), stats)
+        (
+            Arc::new(Governor::new(
+                max_concurrent,
+                Clock::start(),
+                Arc::clone(&stats),
+            )),
+            stats,
+        )
     }
 
     #[tokio::test]
@@ -150,10 +174,22 @@ mod tests {
         while stats.transfers_pending.get() == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!((stats.transfers_in_flight.get(), stats.transfers_pending.get()), (2, 1));
+        assert_eq!(
+            (
+                stats.transfers_in_flight.get(),
+                stats.transfers_pending.get()
+            ),
+            (2, 1)
+        );
         drop(first);
         let third = waiting.await.expect("admitted");
-        assert_eq!((stats.transfers_in_flight.get(), stats.transfers_pending.get()), (2, 0));
+        assert_eq!(
+            (
+                stats.transfers_in_flight.get(),
+                stats.transfers_pending.get()
+            ),
+            (2, 0)
+        );
         drop(third);
         assert_eq!(stats.transfers_in_flight.get(), 1);
     }

@@ -67,7 +67,10 @@ impl Manifests {
     pub fn mark_pending(&self, stream_id: &str) {
         let mut streams = self.lock();
         if !streams.contains_key(stream_id) {
-            streams.insert(Arc::from(stream_id), watch::Sender::new(ManifestState::Pending));
+            streams.insert(
+                Arc::from(stream_id),
+                watch::Sender::new(ManifestState::Pending),
+            );
         }
     }
 
@@ -91,7 +94,9 @@ impl Manifests {
     /// What is known; `None` for a stream that was never marked.
     #[must_use]
     pub fn get(&self, stream_id: &str) -> Option<ManifestState> {
-        self.lock().get(stream_id).map(|sender| sender.borrow().clone())
+        self.lock()
+            .get(stream_id)
+            .map(|sender| sender.borrow().clone())
     }
 
     /// The manifest if it is resolved.
@@ -113,13 +118,20 @@ impl Manifests {
     /// Completes once the stream is not pending: with its manifest, or `None` when it is unknown or was forgotten meanwhile.
     pub async fn wait_resolved(&self, stream_id: &str) -> Option<ResolvedManifest> {
         let mut receiver = self.subscribe(stream_id)?;
-        let state = receiver.wait_for(|state| state.resolved().is_some()).await.ok()?;
+        let state = receiver
+            .wait_for(|state| state.resolved().is_some())
+            .await
+            .ok()?;
         state.resolved().cloned()
     }
 
     /// Calls back once the stream is not pending (see [`Self::wait_resolved`]), always from a thread of `runtime`.
-    pub fn on_resolved<F>(self: &Arc<Self>, runtime: &tokio::runtime::Handle, stream_id: &str, callback: F)
-    where
+    pub fn on_resolved<F>(
+        self: &Arc<Self>,
+        runtime: &tokio::runtime::Handle,
+        stream_id: &str,
+        callback: F,
+    ) where
         F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
     {
         let manifests = Arc::clone(self);
@@ -145,7 +157,11 @@ mod tests {
     use super::*;
 
     fn manifest(next_offset: u64, revision: u64) -> ResolvedManifest {
-        ResolvedManifest { root: Arc::new(Root::empty_at(next_offset)), revision, epoch: 1 }
+        ResolvedManifest {
+            root: Arc::new(Root::empty_at(next_offset)),
+            revision,
+            epoch: 1,
+        }
     }
 
     #[test]

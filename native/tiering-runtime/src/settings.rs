@@ -145,39 +145,122 @@ impl Config {
     /// # Errors
     /// The first setting that cannot be used.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let Self { bucket, region, endpoint, prefix, .. } = self;
+        let Self {
+            bucket,
+            region,
+            endpoint,
+            prefix,
+            ..
+        } = self;
         check("bucket", !bucket.is_empty(), "must be set")?;
-        check("bucket", is_plain(bucket, "-_."), "only letters, digits, '-', '_' and '.' are possible")?;
+        check(
+            "bucket",
+            is_plain(bucket, "-_."),
+            "only letters, digits, '-', '_' and '.' are possible",
+        )?;
         check("region", !region.is_empty(), "must be set")?;
-        check("region", is_plain(region, "-_"), "only letters, digits, '-' and '_' are possible")?;
+        check(
+            "region",
+            is_plain(region, "-_"),
+            "only letters, digits, '-' and '_' are possible",
+        )?;
         if let Some(endpoint) = endpoint {
-            let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
-            let usable = rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()));
-            check("endpoint", usable, "must be an address that starts with http:// or https://")?;
+            let rest = endpoint
+                .strip_prefix("http://")
+                .or_else(|| endpoint.strip_prefix("https://"));
+            let usable = rest
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()));
+            check(
+                "endpoint",
+                usable,
+                "must be an address that starts with http:// or https://",
+            )?;
         }
-        check("prefix", !prefix.is_empty() && prefix.len() <= 256, "must have 1 to 256 characters")?;
-        check("prefix", is_plain(prefix, "-_./="), "only letters, digits, '-', '_', '.', '=' and '/' are possible")?;
-        let parts_fit = prefix.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-        check("prefix", parts_fit, "must not start or end with '/', nor hold an empty, '.' or '..' part")?;
+        check(
+            "prefix",
+            !prefix.is_empty() && prefix.len() <= 256,
+            "must have 1 to 256 characters",
+        )?;
+        check(
+            "prefix",
+            is_plain(prefix, "-_./="),
+            "only letters, digits, '-', '_', '.', '=' and '/' are possible",
+        )?;
+        let parts_fit = prefix
+            .split('/')
+            .all(|part| !part.is_empty() && part != "." && part != "..");
+        check(
+            "prefix",
+            parts_fit,
+            "must not start or end with '/', nor hold an empty, '.' or '..' part",
+        )?;
         let both = self.access_key_id.is_some() == self.secret_access_key.is_some();
-        check("access_key_id", both, "key id and secret must be set together")?;
+        check(
+            "access_key_id",
+            both,
+            "key id and secret must be set together",
+        )?;
         let has_keys = self.session_token.is_none() || self.access_key_id.is_some();
         check("session_token", has_keys, "needs key id and secret")?;
-        check("tls_verify", self.tls_verify, "cannot be switched off; name the authority in tls_ca_file")?;
-        in_range("fragment_size_bytes", self.fragment_size_bytes, 1, FRAGMENT_SIZE_BYTES_MAX)?;
-        in_range("persist_threshold", u64::from(self.persist_threshold), 1, 10_000)?;
+        check(
+            "tls_verify",
+            self.tls_verify,
+            "cannot be switched off; name the authority in tls_ca_file",
+        )?;
+        in_range(
+            "fragment_size_bytes",
+            self.fragment_size_bytes,
+            1,
+            FRAGMENT_SIZE_BYTES_MAX,
+        )?;
+        in_range(
+            "persist_threshold",
+            u64::from(self.persist_threshold),
+            1,
+            10_000,
+        )?;
         in_range("persist_interval_ms", self.persist_interval_ms, 1, DAY_MS)?;
-        in_range("fragment_max_age_ms", self.fragment_max_age_ms, 0, 365 * DAY_MS)?;
-        in_range("max_transfer_bytes_per_sec", self.max_transfer_bytes_per_sec.unwrap_or(1), 1, 1 << 50)?;
-        in_range("max_transfer_burst_bytes", self.max_transfer_burst_bytes.unwrap_or(1), 1, 1 << 50)?;
-        in_range("max_concurrent_transfers", self.max_concurrent_transfers as u64, 1, 1024)?;
+        in_range(
+            "fragment_max_age_ms",
+            self.fragment_max_age_ms,
+            0,
+            365 * DAY_MS,
+        )?;
+        in_range(
+            "max_transfer_bytes_per_sec",
+            self.max_transfer_bytes_per_sec.unwrap_or(1),
+            1,
+            1 << 50,
+        )?;
+        in_range(
+            "max_transfer_burst_bytes",
+            self.max_transfer_burst_bytes.unwrap_or(1),
+            1,
+            1 << 50,
+        )?;
+        in_range(
+            "max_concurrent_transfers",
+            self.max_concurrent_transfers as u64,
+            1,
+            1024,
+        )?;
         in_range("request_timeout_ms", self.request_timeout_ms, 1, DAY_MS)?;
         in_range("connect_timeout_ms", self.connect_timeout_ms, 1, DAY_MS)?;
         in_range("transfer_deadline_ms", self.transfer_deadline_ms, 1, DAY_MS)?;
         in_range("worker_threads", self.worker_threads as u64, 1, 256)?;
-        in_range("read_request_size_bytes", self.read_request_size_bytes, 4096, 1 << 30)?;
+        in_range(
+            "read_request_size_bytes",
+            self.read_request_size_bytes,
+            4096,
+            1 << 30,
+        )?;
         in_range("read_ahead_bytes", self.read_ahead_bytes, 4096, 1 << 40)?;
-        in_range("read_memory_bytes", self.read_memory_bytes, 1 << 20, 1 << 50)
+        in_range(
+            "read_memory_bytes",
+            self.read_memory_bytes,
+            1 << 20,
+            1 << 50,
+        )
     }
 
     /// [`Self::request_timeout_ms`] as a duration.
@@ -196,15 +279,28 @@ impl Config {
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
 fn is_plain(value: &str, besides: &str) -> bool {
-    value.chars().all(|c| c.is_ascii_alphanumeric() || besides.contains(c))
+    value
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || besides.contains(c))
 }
 
 fn check(setting: &'static str, holds: bool, text: &str) -> Result<(), ConfigError> {
-    if holds { Ok(()) } else { Err(ConfigError { setting, text: text.to_owned() }) }
+    if holds {
+        Ok(())
+    } else {
+        Err(ConfigError {
+            setting,
+            text: text.to_owned(),
+        })
+    }
 }
 
 fn in_range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
-    check(setting, (min..=max).contains(&value), &format!("{value} is not between {min} and {max}"))
+    check(
+        setting,
+        (min..=max).contains(&value),
+        &format!("{value} is not between {min} and {max}"),
+    )
 }
 
 #[cfg(test)]
@@ -212,12 +308,18 @@ mod tests {
     use super::*;
 
     fn usable() -> Config {
-        Config { bucket: "streams".to_owned(), ..Config::default() }
+        Config {
+            bucket: "streams".to_owned(),
+            ..Config::default()
+        }
     }
 
     #[test]
     fn defaults_need_a_bucket_only() {
-        assert_eq!(Config::default().validate().map_err(|e| e.setting), Err("bucket"));
+        assert_eq!(
+            Config::default().validate().map_err(|e| e.setting),
+            Err("bucket")
+        );
         assert_eq!(usable().validate(), Ok(()));
     }
 
@@ -228,14 +330,29 @@ mod tests {
             change(&mut config);
             config.validate().map_err(|e| e.setting).err()
         };
-        assert_eq!(refused(|c| c.endpoint = Some("store:9000".to_owned())), Some("endpoint"));
+        assert_eq!(
+            refused(|c| c.endpoint = Some("store:9000".to_owned())),
+            Some("endpoint")
+        );
         assert_eq!(refused(|c| c.prefix = "/a".to_owned()), Some("prefix"));
         assert_eq!(refused(|c| c.prefix = "a/../b".to_owned()), Some("prefix"));
-        assert_eq!(refused(|c| c.access_key_id = Some("AK".to_owned())), Some("access_key_id"));
-        assert_eq!(refused(|c| c.session_token = Some(Secret::new("t"))), Some("session_token"));
+        assert_eq!(
+            refused(|c| c.access_key_id = Some("AK".to_owned())),
+            Some("access_key_id")
+        );
+        assert_eq!(
+            refused(|c| c.session_token = Some(Secret::new("t"))),
+            Some("session_token")
+        );
         assert_eq!(refused(|c| c.tls_verify = false), Some("tls_verify"));
-        assert_eq!(refused(|c| c.fragment_size_bytes = 8 << 30), Some("fragment_size_bytes"));
-        assert_eq!(refused(|c| c.max_concurrent_transfers = 0), Some("max_concurrent_transfers"));
+        assert_eq!(
+            refused(|c| c.fragment_size_bytes = 8 << 30),
+            Some("fragment_size_bytes")
+        );
+        assert_eq!(
+            refused(|c| c.max_concurrent_transfers = 0),
+            Some("max_concurrent_transfers")
+        );
     }
 
     #[test]

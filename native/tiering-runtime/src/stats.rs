@@ -13,7 +13,8 @@ pub struct Stat(AtomicI64);
 impl Stat {
     /// Adds.
     pub fn add(&self, amount: u64) {
-        self.0.fetch_add(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+        self.0
+            .fetch_add(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     /// Adds one.
@@ -23,12 +24,14 @@ impl Stat {
 
     /// Takes away (gauges only).
     pub fn subtract(&self, amount: u64) {
-        self.0.fetch_sub(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
+        self.0
+            .fetch_sub(i64::try_from(amount).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     /// Sets (gauges only).
     pub fn set(&self, value: u64) {
-        self.0.store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
+        self.0
+            .store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     /// Reads.

@@ -15,7 +15,8 @@ use log_format::crc;
 use tiering_runtime::clock::random_u64;
 use tiering_runtime::remote_tier::testing::MemoryTier;
 use tiering_runtime::remote_tier::{
-    BodyFrames, BodySource, KEYS_MAX, PutBody, PutRequest, RemoteTier, S3RemoteTier, StoreError, StoreErrorKind,
+    BodyFrames, BodySource, KEYS_MAX, PutBody, PutRequest, RemoteTier, S3RemoteTier, StoreError,
+    StoreErrorKind,
 };
 use tiering_runtime::settings::{Config, Secret};
 use tokio::sync::mpsc;
@@ -46,7 +47,9 @@ impl BodySource for Streamed {
 }
 
 fn pattern(len: usize) -> Bytes {
-    (0..len).map(|at| u8::try_from((at * 31 + at / 251) % 256).unwrap_or(0)).collect()
+    (0..len)
+        .map(|at| u8::try_from((at * 31 + at / 251) % 256).unwrap_or(0))
+        .collect()
 }
 
 fn put(key: &str, bytes: &Bytes) -> PutRequest {
@@ -80,19 +83,33 @@ async fn objects_round_trip(tier: &dyn RemoteTier, prefix: &str) {
         let bytes = pattern(len);
         let key = format!("{prefix}/memory.{len}");
         tier.put(put(&key, &bytes)).await.expect("stored");
-        assert!(tier.get(&key, 16 << 20).await.expect("read") == bytes, "{len} bytes from memory");
+        assert!(
+            tier.get(&key, 16 << 20).await.expect("read") == bytes,
+            "{len} bytes from memory"
+        );
 
         let key = format!("{prefix}/streamed.{len}");
         let body = PutBody::Source(Arc::new(Streamed(bytes.clone())));
-        tier.put(PutRequest { body, ..put(&key, &bytes) }).await.expect("stored");
-        assert!(tier.get(&key, 16 << 20).await.expect("read") == bytes, "{len} streamed bytes");
+        tier.put(PutRequest {
+            body,
+            ..put(&key, &bytes)
+        })
+        .await
+        .expect("stored");
+        assert!(
+            tier.get(&key, 16 << 20).await.expect("read") == bytes,
+            "{len} streamed bytes"
+        );
         assert_eq!(tier.head(&key).await.expect("there").size_bytes, len as u64);
     }
     // Written again, the newest is read.
     let key = format!("{prefix}/memory.1");
     tier.put(put(&key, &pattern(2000))).await.expect("stored");
     assert_eq!(tier.get(&key, 2000).await.expect("read").len(), 2000);
-    assert_eq!(kind(tier.get(&key, 1999).await), Err(StoreErrorKind::TooLarge));
+    assert_eq!(
+        kind(tier.get(&key, 1999).await),
+        Err(StoreErrorKind::TooLarge)
+    );
 }
 
 async fn ranges_are_exact(tier: &dyn RemoteTier, prefix: &str) {
@@ -101,18 +118,33 @@ async fn ranges_are_exact(tier: &dyn RemoteTier, prefix: &str) {
     tier.put(put(&key, &bytes)).await.expect("stored");
     for range in [0..1, 0..100_000, 5..6, 99_999..100_000, 4096..65_536] {
         let expected = bytes.slice(range.start as usize..range.end as usize);
-        assert!(tier.get_range(&key, range.clone()).await.expect("read") == expected, "{range:?}");
+        assert!(
+            tier.get_range(&key, range.clone()).await.expect("read") == expected,
+            "{range:?}"
+        );
     }
     let past_the_end = tier.get_range(&key, 99_000..200_000).await.expect("read");
     assert!(past_the_end == bytes.slice(99_000..), "shorter at the end");
-    assert_eq!(kind(tier.get_range(&key, 100_000..100_001).await), Err(StoreErrorKind::InvalidRange));
-    assert_eq!(kind(tier.get_range(&key, 7..7).await), Err(StoreErrorKind::InvalidRange));
+    assert_eq!(
+        kind(tier.get_range(&key, 100_000..100_001).await),
+        Err(StoreErrorKind::InvalidRange)
+    );
+    assert_eq!(
+        kind(tier.get_range(&key, 7..7).await),
+        Err(StoreErrorKind::InvalidRange)
+    );
 }
 
 async fn what_is_missing_is_not_found(tier: &dyn RemoteTier, prefix: &str) {
     let key = format!("{prefix}/missing");
-    assert_eq!(kind(tier.get(&key, 100).await), Err(StoreErrorKind::NotFound));
-    assert_eq!(kind(tier.get_range(&key, 0..10).await), Err(StoreErrorKind::NotFound));
+    assert_eq!(
+        kind(tier.get(&key, 100).await),
+        Err(StoreErrorKind::NotFound)
+    );
+    assert_eq!(
+        kind(tier.get_range(&key, 0..10).await),
+        Err(StoreErrorKind::NotFound)
+    );
     assert_eq!(kind(tier.head(&key).await), Err(StoreErrorKind::NotFound));
     let outcome = tier.delete(&[key]).await.expect("deleted");
     assert_eq!((outcome.deleted, outcome.failed), (1, Vec::new()));
@@ -122,21 +154,48 @@ async fn wrong_checksums_are_refused(tier: &dyn RemoteTier, prefix: &str) {
     let bytes = pattern(300_000);
     for (name, body) in [
         ("memory", PutBody::Bytes(bytes.clone())),
-        ("streamed", PutBody::Source(Arc::new(Streamed(bytes.clone())))),
+        (
+            "streamed",
+            PutBody::Source(Arc::new(Streamed(bytes.clone()))),
+        ),
     ] {
         let key = format!("{prefix}/wrong.{name}");
-        let request = PutRequest { body, crc32: crc::crc32(&bytes) ^ 1, ..put(&key, &bytes) };
-        assert_eq!(kind(tier.put(request).await), Err(StoreErrorKind::Checksum), "{name}");
-        assert_eq!(kind(tier.head(&key).await), Err(StoreErrorKind::NotFound), "{name} left an object behind");
+        let request = PutRequest {
+            body,
+            crc32: crc::crc32(&bytes) ^ 1,
+            ..put(&key, &bytes)
+        };
+        assert_eq!(
+            kind(tier.put(request).await),
+            Err(StoreErrorKind::Checksum),
+            "{name}"
+        );
+        assert_eq!(
+            kind(tier.head(&key).await),
+            Err(StoreErrorKind::NotFound),
+            "{name} left an object behind"
+        );
     }
 }
 
 async fn metadata_round_trips(tier: &dyn RemoteTier, prefix: &str) {
     let bytes = pattern(10);
     let key = format!("{prefix}/metadata");
-    let metadata = vec![("first-offset", "0".to_owned()), ("queue", "a%20b%C3%A4/".to_owned()), ("epoch", "7".to_owned())];
-    tier.put(PutRequest { metadata: metadata.clone(), ..put(&key, &bytes) }).await.expect("stored");
-    let expected: BTreeMap<_, _> = metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let metadata = vec![
+        ("first-offset", "0".to_owned()),
+        ("queue", "a%20b%C3%A4/".to_owned()),
+        ("epoch", "7".to_owned()),
+    ];
+    tier.put(PutRequest {
+        metadata: metadata.clone(),
+        ..put(&key, &bytes)
+    })
+    .await
+    .expect("stored");
+    let expected: BTreeMap<_, _> = metadata
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
     assert_eq!(tier.head(&key).await.expect("there").metadata, expected);
 }
 
@@ -144,13 +203,25 @@ async fn long_and_similar_keys_work(tier: &dyn RemoteTier, prefix: &str) {
     let bytes = pattern(10);
     let segment = "s".repeat(255);
     let long = format!("{prefix}/{segment}/{segment}/{}", "k".repeat(200));
-    let keys = [format!("{prefix}/keys/a"), format!("{prefix}/keys/a/b"), format!("{prefix}/keys/a-b=c"), long];
+    let keys = [
+        format!("{prefix}/keys/a"),
+        format!("{prefix}/keys/a/b"),
+        format!("{prefix}/keys/a-b=c"),
+        long,
+    ];
     for key in &keys {
         tier.put(put(key, &bytes)).await.expect("stored");
         assert_eq!(tier.get(key, 10).await.expect("read"), bytes, "{key}");
     }
-    let page = tier.list(&format!("{prefix}/keys/"), None, KEYS_MAX).await.expect("listed");
-    let listed: Vec<_> = page.objects.iter().map(|object| object.key.as_str()).collect();
+    let page = tier
+        .list(&format!("{prefix}/keys/"), None, KEYS_MAX)
+        .await
+        .expect("listed");
+    let listed: Vec<_> = page
+        .objects
+        .iter()
+        .map(|object| object.key.as_str())
+        .collect();
     let sorted = [keys[0].as_str(), keys[2].as_str(), keys[1].as_str()];
     assert_eq!(listed, sorted, "in byte order");
 }
@@ -159,7 +230,10 @@ async fn list_all(tier: &dyn RemoteTier, prefix: &str, max_keys: usize) -> Vec<S
     let mut keys = Vec::new();
     let mut token: Option<String> = None;
     loop {
-        let page = tier.list(prefix, token.as_deref(), max_keys).await.expect("listed");
+        let page = tier
+            .list(prefix, token.as_deref(), max_keys)
+            .await
+            .expect("listed");
         assert!(page.objects.len() <= max_keys);
         keys.extend(page.objects.into_iter().map(|object| object.key));
         token = page.next_token;
@@ -171,7 +245,9 @@ async fn list_all(tier: &dyn RemoteTier, prefix: &str, max_keys: usize) -> Vec<S
 
 async fn listings_are_paged_and_deletions_complete(tier: &dyn RemoteTier, prefix: &str) {
     let bytes = pattern(3);
-    let keys: Vec<String> = (0..KEYS_MAX + 5).map(|number| format!("{prefix}/many/{number:020}.fragment")).collect();
+    let keys: Vec<String> = (0..KEYS_MAX + 5)
+        .map(|number| format!("{prefix}/many/{number:020}.fragment"))
+        .collect();
     for batch in keys.chunks(16) {
         let puts: Vec<_> = batch.iter().map(|key| tier.put(put(key, &bytes))).collect();
         for put in puts {
@@ -181,13 +257,23 @@ async fn listings_are_paged_and_deletions_complete(tier: &dyn RemoteTier, prefix
     let many = format!("{prefix}/many/");
     assert_eq!(list_all(tier, &many, 7 * 51).await, keys);
     assert_eq!(list_all(tier, &many, KEYS_MAX).await, keys);
-    assert_eq!(list_all(tier, &format!("{prefix}/none/"), KEYS_MAX).await, Vec::<String>::new());
-    assert_eq!(kind(tier.delete(&keys).await), Err(StoreErrorKind::TooLarge), "more than a thousand");
+    assert_eq!(
+        list_all(tier, &format!("{prefix}/none/"), KEYS_MAX).await,
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        kind(tier.delete(&keys).await),
+        Err(StoreErrorKind::TooLarge),
+        "more than a thousand"
+    );
     let (thousand, rest) = keys.split_at(KEYS_MAX);
     let outcome = tier.delete(thousand).await.expect("deleted");
     assert_eq!((outcome.deleted, outcome.failed), (KEYS_MAX, Vec::new()));
     assert_eq!(list_all(tier, &many, KEYS_MAX).await, rest);
-    let again = tier.delete(&keys[..10]).await.expect("deleted twice is deleted");
+    let again = tier
+        .delete(&keys[..10])
+        .await
+        .expect("deleted twice is deleted");
     assert_eq!((again.deleted, again.failed), (10, Vec::new()));
     let nothing = tier.delete(&[]).await.expect("nothing to do");
     assert_eq!(nothing.deleted, 0);
@@ -229,19 +315,53 @@ async fn the_endpoint_conforms() {
     };
     conforms(&S3RemoteTier::new(&config)).await;
 
-    let forged = Config { secret_access_key: Some(Secret::new("not the secret")), ..config.clone() };
+    let forged = Config {
+        secret_access_key: Some(Secret::new("not the secret")),
+        ..config.clone()
+    };
     let forged = S3RemoteTier::new(&forged);
-    assert_eq!(kind(forged.probe().await), Err(StoreErrorKind::AccessDenied));
-    assert_eq!(kind(forged.put(put("conformance/forged", &pattern(1))).await), Err(StoreErrorKind::AccessDenied));
-    assert_eq!(kind(forged.get("conformance/forged", 1).await), Err(StoreErrorKind::AccessDenied));
+    assert_eq!(
+        kind(forged.probe().await),
+        Err(StoreErrorKind::AccessDenied)
+    );
+    assert_eq!(
+        kind(forged.put(put("conformance/forged", &pattern(1))).await),
+        Err(StoreErrorKind::AccessDenied)
+    );
+    assert_eq!(
+        kind(forged.get("conformance/forged", 1).await),
+        Err(StoreErrorKind::AccessDenied)
+    );
     // Refused while most of it is still to be sent. Some servers answer and then cut the connection, which can swallow the answer.
     let large = pattern(48 << 20);
     let body = PutBody::Source(Arc::new(Streamed(large.clone())));
-    let outcome = kind(forged.put(PutRequest { body, ..put("conformance/forged", &large) }).await);
-    assert!(matches!(outcome, Err(StoreErrorKind::AccessDenied | StoreErrorKind::Connection)), "{outcome:?}");
+    let outcome = kind(
+        forged
+            .put(PutRequest {
+                body,
+                ..put("conformance/forged", &large)
+            })
+            .await,
+    );
+    assert!(
+        matches!(
+            outcome,
+            Err(StoreErrorKind::AccessDenied | StoreErrorKind::Connection)
+        ),
+        "{outcome:?}"
+    );
 
-    let elsewhere = Config { bucket: "no-such-bucket-0b1c2d".to_owned(), ..config };
+    let elsewhere = Config {
+        bucket: "no-such-bucket-0b1c2d".to_owned(),
+        ..config
+    };
     let elsewhere = S3RemoteTier::new(&elsewhere);
-    assert_eq!(kind(elsewhere.probe().await), Err(StoreErrorKind::NoSuchBucket));
-    assert_eq!(kind(elsewhere.put(put("conformance/x", &pattern(1))).await), Err(StoreErrorKind::NoSuchBucket));
+    assert_eq!(
+        kind(elsewhere.probe().await),
+        Err(StoreErrorKind::NoSuchBucket)
+    );
+    assert_eq!(
+        kind(elsewhere.put(put("conformance/x", &pattern(1))).await),
+        Err(StoreErrorKind::NoSuchBucket)
+    );
 }

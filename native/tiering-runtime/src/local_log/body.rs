@@ -32,7 +32,11 @@ impl FragmentBody {
     /// The fragment of this plan, from the segment files in this directory.
     #[must_use]
     pub fn new(directory: Arc<Path>, plan: Arc<FragmentPlan>, pool: Arc<BufferPool>) -> Self {
-        Self { directory, plan, pool }
+        Self {
+            directory,
+            plan,
+            pool,
+        }
     }
 }
 
@@ -75,7 +79,9 @@ impl FragmentBody {
             let file = File::open(self.directory.join(&name)).map_err(failed)?;
             let mut position = span.start;
             while position < span.end {
-                let read = writer.fill_from(&file, position, span.end - position)?.map_err(failed)?;
+                let read = writer
+                    .fill_from(&file, position, span.end - position)?
+                    .map_err(failed)?;
                 if read == 0 {
                     return Err(failed(io::ErrorKind::UnexpectedEof.into()));
                 }
@@ -97,8 +103,17 @@ struct FrameWriter<'a> {
 }
 
 impl<'a> FrameWriter<'a> {
-    fn new(pool: &'a Arc<BufferPool>, sender: mpsc::Sender<Result<bytes::Bytes, StoreError>>) -> Self {
-        Self { pool, sender, buffer: pool.take(), filled: 0, sum: 0 }
+    fn new(
+        pool: &'a Arc<BufferPool>,
+        sender: mpsc::Sender<Result<bytes::Bytes, StoreError>>,
+    ) -> Self {
+        Self {
+            pool,
+            sender,
+            buffer: pool.take(),
+            filled: 0,
+            sum: 0,
+        }
     }
 
     fn write(&mut self, mut bytes: &[u8]) -> Result<(), Stop> {
@@ -114,7 +129,12 @@ impl<'a> FrameWriter<'a> {
         Ok(())
     }
 
-    fn fill_from(&mut self, file: &File, position: u64, len: u64) -> Result<io::Result<usize>, Stop> {
+    fn fill_from(
+        &mut self,
+        file: &File,
+        position: u64,
+        len: u64,
+    ) -> Result<io::Result<usize>, Stop> {
         let room = self.room()?;
         let want = usize::try_from(len).unwrap_or(usize::MAX).min(room.len());
         let read = read_at_most(file, room.get_mut(..want).unwrap_or_default(), position);
@@ -139,14 +159,19 @@ impl<'a> FrameWriter<'a> {
     fn send(&mut self) -> Result<(), Stop> {
         let full = std::mem::replace(&mut self.buffer, self.pool.take());
         let frame = full.freeze(std::mem::take(&mut self.filled));
-        self.sender.blocking_send(Ok(frame)).map_err(|_| Stop::ReceiverGone)
+        self.sender
+            .blocking_send(Ok(frame))
+            .map_err(|_| Stop::ReceiverGone)
     }
 
     fn finish(&mut self, expected_sum: u32) -> Result<(), Stop> {
         self.add_up();
         if self.sum != expected_sum {
             let text = "the local bytes do not match the checksums in their chunk headers";
-            return Err(Stop::Failed(StoreError::new(StoreErrorKind::LocalCorrupt, text)));
+            return Err(Stop::Failed(StoreError::new(
+                StoreErrorKind::LocalCorrupt,
+                text,
+            )));
         }
         self.send()
     }

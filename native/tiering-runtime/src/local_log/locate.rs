@@ -51,7 +51,13 @@ impl Cursor {
             return Err(format!("{name}: not a segment file of a known version"));
         }
         let position = segment::HEADER_BYTES as u64;
-        Ok(Some(Self { file, segment_offset, position, next_offset: segment_offset, len_bytes }))
+        Ok(Some(Self {
+            file,
+            segment_offset,
+            position,
+            next_offset: segment_offset,
+            len_bytes,
+        }))
     }
 
     /// Whether the file ends here; looks again at its length if it seems so.
@@ -62,33 +68,51 @@ impl Cursor {
     /// Whether the file is at least this long; looks again if it seems not to be.
     pub(super) fn reaches(&mut self, end: u64) -> Result<bool, String> {
         if self.len_bytes < end {
-            let metadata = self.file.metadata().map_err(|error| self.explain(&error.to_string()))?;
+            let metadata = self
+                .file
+                .metadata()
+                .map_err(|error| self.explain(&error.to_string()))?;
             self.len_bytes = metadata.len();
         }
         Ok(self.len_bytes >= end)
     }
 
     pub(super) fn explain(&self, text: &str) -> String {
-        format!("{} at {}: {text}", segment::file_name(self.segment_offset), self.position)
+        format!(
+            "{} at {}: {text}",
+            segment::file_name(self.segment_offset),
+            self.position
+        )
     }
 
     /// Moves to the chunk with id `offset`, or to the end of the file if that is below it.
     fn seek(&mut self, directory: &Path, offset: u64) -> Result<(), String> {
         if let Some(record) = index_record(directory, self.segment_offset, offset) {
             let verified = self.header_at(u64::from(record.position));
-            if verified.is_ok_and(|header| header.is_some_and(|header| header.chunk_id == record.chunk_id)) {
+            if verified
+                .is_ok_and(|header| header.is_some_and(|header| header.chunk_id == record.chunk_id))
+            {
                 self.position = u64::from(record.position);
                 self.next_offset = record.chunk_id;
             }
         }
         while self.next_offset < offset {
-            let Some(header) = self.header_at(self.position)? else { break };
+            let Some(header) = self.header_at(self.position)? else {
+                break;
+            };
             let next_offset = header.next_offset().filter(|next| *next > header.chunk_id);
-            let (Some(next_offset), true) = (next_offset, header.chunk_id == self.next_offset) else {
-                return Err(self.explain(&format!("chunk {} where {} should be", header.chunk_id, self.next_offset)));
+            let (Some(next_offset), true) = (next_offset, header.chunk_id == self.next_offset)
+            else {
+                return Err(self.explain(&format!(
+                    "chunk {} where {} should be",
+                    header.chunk_id, self.next_offset
+                )));
             };
             if next_offset > offset {
-                let text = format!("offset {offset} is inside the chunk {}..{next_offset}", header.chunk_id);
+                let text = format!(
+                    "offset {offset} is inside the chunk {}..{next_offset}",
+                    header.chunk_id
+                );
                 return Err(self.explain(&text));
             }
             self.position += header.total_bytes();
@@ -100,11 +124,14 @@ impl Cursor {
     /// The header at this position; `None` if the file ends before or in it.
     fn header_at(&self, position: u64) -> Result<Option<ChunkHeader>, String> {
         let mut bytes = [0; HEADER_BYTES];
-        let read = read_at_most(&self.file, &mut bytes, position).map_err(|error| self.explain(&error.to_string()))?;
+        let read = read_at_most(&self.file, &mut bytes, position)
+            .map_err(|error| self.explain(&error.to_string()))?;
         if read < HEADER_BYTES {
             return Ok(None);
         }
-        ChunkHeader::decode(&bytes).map(Some).map_err(|error| self.explain(&error.to_string()))
+        ChunkHeader::decode(&bytes)
+            .map(Some)
+            .map_err(|error| self.explain(&error.to_string()))
     }
 }
 
@@ -112,18 +139,29 @@ impl Cursor {
 fn index_record(directory: &Path, segment_offset: u64, offset: u64) -> Option<IndexRecord> {
     let name = segment::file_name(segment_offset);
     let file = File::open(directory.join(name).with_extension("index")).ok()?;
-    let record_count = file.metadata().ok()?.len().checked_sub(index::HEADER_BYTES as u64)? / index::RECORD_BYTES as u64;
+    let record_count = file
+        .metadata()
+        .ok()?
+        .len()
+        .checked_sub(index::HEADER_BYTES as u64)?
+        / index::RECORD_BYTES as u64;
     let record_at = |number: u64| {
         let mut bytes = [0; index::RECORD_BYTES];
         let position = index::HEADER_BYTES as u64 + number * index::RECORD_BYTES as u64;
         let read = read_at_most(&file, &mut bytes, position).ok()?;
-        (read == bytes.len()).then(|| IndexRecord::decode(&bytes).ok()).flatten()
+        (read == bytes.len())
+            .then(|| IndexRecord::decode(&bytes).ok())
+            .flatten()
     };
     // Invariant: records below `low` are at or below the offset, those from `high` on are above it.
     let (mut low, mut high) = (0, record_count);
     while low < high {
         let middle = low + (high - low) / 2;
-        if record_at(middle)?.chunk_id <= offset { low = middle + 1 } else { high = middle }
+        if record_at(middle)?.chunk_id <= offset {
+            low = middle + 1
+        } else {
+            high = middle
+        }
     }
     record_at(low.checked_sub(1)?)
 }
@@ -152,12 +190,16 @@ const RACES_MAX: u32 = 3;
 pub(super) fn open_at(directory: &Path, offset: u64) -> Result<Opened, String> {
     for _ in 0..RACES_MAX {
         let segments = segments(directory)?;
-        let Some(&local_first_offset) = segments.first() else { return Ok(Opened::End(ScanEnd::Empty)) };
+        let Some(&local_first_offset) = segments.first() else {
+            return Ok(Opened::End(ScanEnd::Empty));
+        };
         let below = segments.partition_point(|&first_offset| first_offset <= offset);
         let Some(&segment_offset) = below.checked_sub(1).and_then(|last| segments.get(last)) else {
             return Ok(Opened::End(ScanEnd::LocalAhead { local_first_offset }));
         };
-        let Some(mut cursor) = Cursor::open(directory, segment_offset)? else { continue };
+        let Some(mut cursor) = Cursor::open(directory, segment_offset)? else {
+            continue;
+        };
         if segments.len() == 1 && cursor.is_at_end()? {
             return Ok(Opened::End(ScanEnd::Empty));
         }
@@ -165,8 +207,14 @@ pub(super) fn open_at(directory: &Path, offset: u64) -> Result<Opened, String> {
         return match cursor.next_offset {
             local_next_offset if local_next_offset == offset => Ok(Opened::At(cursor)),
             _ if below < segments.len() => Err(cursor.explain("the next segment is missing")),
-            local_next_offset => Ok(Opened::End(ScanEnd::RemoteAhead { local_first_offset, local_next_offset })),
+            local_next_offset => Ok(Opened::End(ScanEnd::RemoteAhead {
+                local_first_offset,
+                local_next_offset,
+            })),
         };
     }
-    Err(format!("{}: segments vanish faster than they can be opened", directory.display()))
+    Err(format!(
+        "{}: segments vanish faster than they can be opened",
+        directory.display()
+    ))
 }

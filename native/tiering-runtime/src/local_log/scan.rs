@@ -46,19 +46,33 @@ impl Scanner {
     /// A scanner of the log in this directory; opens nothing yet.
     #[must_use]
     pub fn new(directory: PathBuf, pool: Arc<BufferPool>, stats: Arc<Stats>) -> Self {
-        Self { directory, pool, stats, cursor: None, mean_chunk_bytes: 0 }
+        Self {
+            directory,
+            pool,
+            stats,
+            cursor: None,
+            mean_chunk_bytes: 0,
+        }
     }
 
     /// The next batch. Blocks on files, so it belongs on a thread that may block.
     pub fn scan(&mut self, request: &ScanRequest) -> ScanBatch {
         self.stats.scans.increment();
         let mut chunks = Vec::new();
-        let mut window = Window { buffer: self.pool.take(), start: 0, filled: 0, read_bytes: 0 };
+        let mut window = Window {
+            buffer: self.pool.take(),
+            start: 0,
+            filled: 0,
+            read_bytes: 0,
+        };
         let end = self.scan_into(request, &mut window, &mut chunks);
         self.stats.chunks_scanned.add(chunks.len() as u64);
         self.stats.scan_read_bytes.add(window.read_bytes);
         // Whatever went wrong, the next scan starts from the file names again.
-        ScanBatch { chunks, end: end.unwrap_or_else(|reason| ScanEnd::Failed { reason }) }
+        ScanBatch {
+            chunks,
+            end: end.unwrap_or_else(|reason| ScanEnd::Failed { reason }),
+        }
     }
 
     fn scan_into(
@@ -94,7 +108,8 @@ impl Scanner {
                 cursor = match rolled {
                     Some(next) => next,
                     None if looked_again => {
-                        return Err(cursor.explain(&format!("committed chunk {next_offset} is not in the log")));
+                        return Err(cursor
+                            .explain(&format!("committed chunk {next_offset} is not in the log")));
                     }
                     // The file may be one that retention has removed since.
                     None => match open_at(&self.directory, next_offset)? {
@@ -115,9 +130,18 @@ impl Scanner {
         }
     }
 
-    fn read_chunk(&mut self, cursor: &mut Cursor, window: &mut Window) -> Result<ScannedChunk, String> {
-        let ahead = if self.mean_chunk_bytes <= SMALL_CHUNK_BYTES { usize::MAX } else { HEADER_BYTES + MAX_FILTER_BYTES };
-        let failed = |cursor: &Cursor, error: &dyn std::fmt::Display| cursor.explain(&error.to_string());
+    fn read_chunk(
+        &mut self,
+        cursor: &mut Cursor,
+        window: &mut Window,
+    ) -> Result<ScannedChunk, String> {
+        let ahead = if self.mean_chunk_bytes <= SMALL_CHUNK_BYTES {
+            usize::MAX
+        } else {
+            HEADER_BYTES + MAX_FILTER_BYTES
+        };
+        let failed =
+            |cursor: &Cursor, error: &dyn std::fmt::Display| cursor.explain(&error.to_string());
         let lead = window
             .bytes_at(&cursor.file, cursor.position, HEADER_BYTES, ahead)
             .map_err(|error| failed(cursor, &error))?;
@@ -125,7 +149,10 @@ impl Scanner {
         let expected = cursor.next_offset;
         let next_offset = header.next_offset().filter(|next| *next > header.chunk_id);
         let (Some(next_offset), true) = (next_offset, header.chunk_id == expected) else {
-            let text = format!("chunk {} of {} records where {expected} should be", header.chunk_id, header.num_records);
+            let text = format!(
+                "chunk {} of {} records where {expected} should be",
+                header.chunk_id, header.num_records
+            );
             return Err(cursor.explain(&text));
         };
         let total_bytes = header.total_bytes();
@@ -142,8 +169,13 @@ impl Scanner {
         let trailer_crc = window
             .crc_of(&cursor.file, trailer_start, u64::from(header.trailer_bytes))
             .map_err(|error| failed(cursor, &error))?;
-        let chunk =
-            ScannedChunk { header, segment_offset: cursor.segment_offset, position: cursor.position, lead_crc, trailer_crc };
+        let chunk = ScannedChunk {
+            header,
+            segment_offset: cursor.segment_offset,
+            position: cursor.position,
+            lead_crc,
+            trailer_crc,
+        };
         self.mean_chunk_bytes = (self.mean_chunk_bytes * 7 + total_bytes) / 8;
         cursor.position = end;
         cursor.next_offset = next_offset;
@@ -166,11 +198,19 @@ impl Window {
 
     fn held(&self, position: u64, need: usize) -> Option<&[u8]> {
         let from = usize::try_from(position.checked_sub(self.start)?).ok()?;
-        self.buffer.get(from..self.filled).filter(|bytes| bytes.len() >= need)
+        self.buffer
+            .get(from..self.filled)
+            .filter(|bytes| bytes.len() >= need)
     }
 
     /// At least `need` bytes from `position` on; reads up to `ahead` of them if they are not here.
-    fn bytes_at(&mut self, file: &File, position: u64, need: usize, ahead: usize) -> std::io::Result<&[u8]> {
+    fn bytes_at(
+        &mut self,
+        file: &File,
+        position: u64,
+        need: usize,
+        ahead: usize,
+    ) -> std::io::Result<&[u8]> {
         if self.held(position, need).is_none() {
             let want = need.max(ahead).min(self.buffer.len());
             self.filled = 0;
@@ -179,14 +219,17 @@ impl Window {
             self.start = position;
             self.read_bytes += self.filled as u64;
         }
-        self.held(position, need).ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
+        self.held(position, need)
+            .ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
     }
 
     /// CRC-32 of `len` bytes from `position` on, however many they are.
     fn crc_of(&mut self, file: &File, mut position: u64, mut len: u64) -> std::io::Result<u32> {
         let mut sum = 0;
         while len > 0 {
-            let need = usize::try_from(len).unwrap_or(usize::MAX).min(self.buffer.len());
+            let need = usize::try_from(len)
+                .unwrap_or(usize::MAX)
+                .min(self.buffer.len());
             let bytes = self.bytes_at(file, position, need, need)?;
             let bytes = bytes.get(..need).unwrap_or(bytes);
             sum = crc::combine(sum, crc::crc32(bytes), bytes.len() as u64);

@@ -20,7 +20,13 @@ pub(crate) struct TestChunk {
 
 impl TestChunk {
     pub(crate) fn user(num_records: u32, data: Vec<u8>) -> Self {
-        Self { chunk_type: ChunkType::User, num_records, filter: Vec::new(), data, trailer: Vec::new() }
+        Self {
+            chunk_type: ChunkType::User,
+            num_records,
+            filter: Vec::new(),
+            data,
+            trailer: Vec::new(),
+        }
     }
 }
 
@@ -61,11 +67,18 @@ impl TestLog {
     fn files(directory: &Path, first_offset: u64) -> (File, File) {
         let path = directory.join(segment::file_name(first_offset));
         let open = |path: PathBuf, header: &[u8]| {
-            let mut file = OpenOptions::new().create_new(true).append(true).open(path).expect("a new file");
+            let mut file = OpenOptions::new()
+                .create_new(true)
+                .append(true)
+                .open(path)
+                .expect("a new file");
             file.write_all(header).expect("written");
             file
         };
-        (open(path.clone(), &segment::SEGMENT_HEADER), open(path.with_extension("index"), &INDEX_HEADER))
+        (
+            open(path.clone(), &segment::SEGMENT_HEADER),
+            open(path.with_extension("index"), &INDEX_HEADER),
+        )
     }
 
     pub(crate) fn roll(&mut self) {
@@ -89,7 +102,13 @@ impl TestLog {
             trailer_bytes: u32::try_from(chunk.trailer.len()).expect("small"),
             filter_bytes: u8::try_from(chunk.filter.len()).expect("small"),
         };
-        let bytes = [header.encode().as_slice(), &chunk.filter, &chunk.data, &chunk.trailer].concat();
+        let bytes = [
+            header.encode().as_slice(),
+            &chunk.filter,
+            &chunk.data,
+            &chunk.trailer,
+        ]
+        .concat();
         self.segment.write_all(&bytes).expect("written");
         let record = IndexRecord {
             chunk_id: header.chunk_id,
@@ -102,7 +121,12 @@ impl TestLog {
         let (segment_offset, position) = (self.segment_offset, self.position);
         self.position += bytes.len() as u64;
         self.next_offset = header.next_offset().expect("small");
-        self.chunks.push(Written { header, segment_offset, position, bytes });
+        self.chunks.push(Written {
+            header,
+            segment_offset,
+            position,
+            bytes,
+        });
         header.chunk_id
     }
 
@@ -122,7 +146,9 @@ impl TestLog {
     pub(crate) fn trim(&self, below: u64) {
         for chunk in &self.chunks {
             if chunk.segment_offset < below {
-                let path = self.directory.join(segment::file_name(chunk.segment_offset));
+                let path = self
+                    .directory
+                    .join(segment::file_name(chunk.segment_offset));
                 drop(std::fs::remove_file(path.with_extension("index")));
                 drop(std::fs::remove_file(path));
             }

@@ -130,12 +130,17 @@ impl StoreErrorKind {
             | "TemporaryRedirect"
             | "AuthorizationHeaderMalformed"
             | "IllegalLocationConstraintException" => Self::WrongRegion,
-            "BadDigest" | "InvalidDigest" | "XAmzContentSHA256Mismatch" | "XAmzContentChecksumMismatch" => {
-                Self::Checksum
-            }
+            "BadDigest"
+            | "InvalidDigest"
+            | "XAmzContentSHA256Mismatch"
+            | "XAmzContentChecksumMismatch" => Self::Checksum,
             "InvalidRange" => Self::InvalidRange,
-            "PreconditionFailed" | "ConditionalRequestConflict" | "OperationAborted" => Self::Precondition,
-            "SlowDown" | "Throttling" | "ThrottlingException" | "RequestLimitExceeded" => Self::Throttled,
+            "PreconditionFailed" | "ConditionalRequestConflict" | "OperationAborted" => {
+                Self::Precondition
+            }
+            "SlowDown" | "Throttling" | "ThrottlingException" | "RequestLimitExceeded" => {
+                Self::Throttled
+            }
             "InternalError" | "ServiceUnavailable" => Self::Server,
             "RequestTimeout" => Self::Timeout,
             _ => return None,
@@ -153,7 +158,10 @@ pub struct StoreError {
 impl StoreError {
     /// A failure of this kind; `text` is for people and must not hold secrets.
     pub fn new(kind: StoreErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self {
+            kind,
+            text: text.into(),
+        }
     }
 
     /// Which kind.
@@ -195,10 +203,16 @@ mod tests {
     #[test]
     fn retryable_is_a_property_of_the_error() {
         for status in [408, 429, 500, 502, 503, 504, 507] {
-            assert!(StoreErrorKind::from_status(status).is_retryable(), "{status}");
+            assert!(
+                StoreErrorKind::from_status(status).is_retryable(),
+                "{status}"
+            );
         }
         for status in [301, 400, 403, 404, 409, 411, 412, 416, 501] {
-            assert!(!StoreErrorKind::from_status(status).is_retryable(), "{status}");
+            assert!(
+                !StoreErrorKind::from_status(status).is_retryable(),
+                "{status}"
+            );
         }
         assert!(StoreErrorKind::from_code("SlowDown").is_some_and(StoreErrorKind::is_retryable));
         assert!(StoreErrorKind::from_code("SomethingNew").is_none());

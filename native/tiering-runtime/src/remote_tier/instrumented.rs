@@ -44,36 +44,61 @@ impl Instrumented {
 impl RemoteTier for Instrumented {
     fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
         let len_bytes = request.body.len_bytes();
-        self.count(&self.stats.put_requests, self.inner.put(request), move |stats, ()| {
-            stats.sent_bytes.add(len_bytes);
-        })
+        self.count(
+            &self.stats.put_requests,
+            self.inner.put(request),
+            move |stats, ()| {
+                stats.sent_bytes.add(len_bytes);
+            },
+        )
     }
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
-        self.count(&self.stats.get_requests, self.inner.get(key, max_bytes), |stats, bytes| {
-            stats.received_bytes.add(bytes.len() as u64);
-        })
+        self.count(
+            &self.stats.get_requests,
+            self.inner.get(key, max_bytes),
+            |stats, bytes| {
+                stats.received_bytes.add(bytes.len() as u64);
+            },
+        )
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
-        self.count(&self.stats.get_range_requests, self.inner.get_range(key, range), |stats, bytes| {
-            stats.received_bytes.add(bytes.len() as u64);
-        })
+        self.count(
+            &self.stats.get_range_requests,
+            self.inner.get_range(key, range),
+            |stats, bytes| {
+                stats.received_bytes.add(bytes.len() as u64);
+            },
+        )
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
         self.count(&self.stats.head_requests, self.inner.head(key), |_, _| ())
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
-        self.count(&self.stats.list_requests, self.inner.list(prefix, token, max_keys), |_, _| ())
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
+        self.count(
+            &self.stats.list_requests,
+            self.inner.list(prefix, token, max_keys),
+            |_, _| (),
+        )
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
-        self.count(&self.stats.delete_requests, self.inner.delete(keys), |stats, outcome| {
-            stats.objects_deleted.add(outcome.deleted as u64);
-            stats.objects_delete_failed.add(outcome.failed.len() as u64);
-        })
+        self.count(
+            &self.stats.delete_requests,
+            self.inner.delete(keys),
+            |stats, outcome| {
+                stats.objects_deleted.add(outcome.deleted as u64);
+                stats.objects_delete_failed.add(outcome.failed.len() as u64);
+            },
+        )
     }
 
     fn probe(&self) -> StoreFuture<'_, ()> {

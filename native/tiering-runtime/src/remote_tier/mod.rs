@@ -51,7 +51,12 @@ pub trait RemoteTier: Send + Sync + 'static {
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta>;
 
     /// One page of at most `max_keys` (and at most [`KEYS_MAX`]) keys under `prefix`, in byte order.
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage>;
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage>;
 
     /// Deletes at most [`KEYS_MAX`] objects; one that is not there counts as deleted.
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome>;

@@ -27,13 +27,20 @@ pub struct RetryingPolicy {
 
 impl Default for RetryingPolicy {
     fn default() -> Self {
-        Self { attempts_max: 4, base_delay: Duration::from_millis(50), max_delay: Duration::from_secs(2) }
+        Self {
+            attempts_max: 4,
+            base_delay: Duration::from_millis(50),
+            max_delay: Duration::from_secs(2),
+        }
     }
 }
 
 impl RetryingPolicy {
     fn delay(&self, failures: u32) -> Duration {
-        let full = self.base_delay.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(self.max_delay);
+        let full = self
+            .base_delay
+            .saturating_mul(1 << failures.saturating_sub(1).min(16))
+            .min(self.max_delay);
         let half = full / 2;
         half + half.mul_f64(f64::from(random_uid()) / f64::from(u32::MAX))
     }
@@ -49,7 +56,11 @@ pub struct Retrying {
 impl Retrying {
     /// Wraps a store.
     pub fn new(inner: Arc<dyn RemoteTier>, policy: RetryingPolicy, stats: Arc<Stats>) -> Self {
-        Self { inner, policy, stats }
+        Self {
+            inner,
+            policy,
+            stats,
+        }
     }
 
     async fn retry<T, F, Attempt>(&self, mut attempt: F) -> Result<T, StoreError>
@@ -88,7 +99,12 @@ impl RemoteTier for Retrying {
         Box::pin(self.retry(move || self.inner.head(key)))
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
         Box::pin(self.retry(move || self.inner.list(prefix, token, max_keys)))
     }
 
@@ -111,7 +127,10 @@ mod tests {
         let stats = Arc::new(Stats::default());
         let faulty = Arc::new(Faulty::new(Arc::new(MemoryTier::new())));
         faulty.inject(fault);
-        (Retrying::new(faulty, RetryingPolicy::default(), Arc::clone(&stats)), stats)
+        (
+            Retrying::new(faulty, RetryingPolicy::default(), Arc::clone(&stats)),
+            stats,
+        )
     }
 
     #[tokio::test(start_paused = true)]
@@ -124,11 +143,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lasting_failure_ends_and_a_refusal_is_not_repeated() {
         let (tier, stats) = tier(Fault::fail(Operation::Probe, StoreErrorKind::Server).times(4));
-        assert_eq!(tier.probe().await.map_err(|e| e.kind()), Err(StoreErrorKind::Server));
+        assert_eq!(
+            tier.probe().await.map_err(|e| e.kind()),
+            Err(StoreErrorKind::Server)
+        );
         assert_eq!(stats.request_retries.get(), 3);
 
-        let (tier, stats) = self::tier(Fault::fail(Operation::Probe, StoreErrorKind::AccessDenied).times(1));
-        assert_eq!(tier.probe().await.map_err(|e| e.kind()), Err(StoreErrorKind::AccessDenied));
+        let (tier, stats) =
+            self::tier(Fault::fail(Operation::Probe, StoreErrorKind::AccessDenied).times(1));
+        assert_eq!(
+            tier.probe().await.map_err(|e| e.kind()),
+            Err(StoreErrorKind::AccessDenied)
+        );
         assert_eq!(stats.request_retries.get(), 0);
     }
 }

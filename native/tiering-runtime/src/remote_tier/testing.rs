@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier, StoreError,
-    StoreErrorKind, StoreFuture,
+    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier,
+    StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// One stored object.
@@ -57,7 +57,10 @@ impl MemoryTier {
 
     /// Stores bytes without a request.
     pub fn insert(&self, key: &str, bytes: impl Into<Bytes>) {
-        let object = StoredObject { bytes: bytes.into(), metadata: BTreeMap::new() };
+        let object = StoredObject {
+            bytes: bytes.into(),
+            metadata: BTreeMap::new(),
+        };
         lock(&self.objects).insert(key.to_owned(), object);
         self.changed.notify_waiters();
     }
@@ -95,19 +98,27 @@ impl MemoryTier {
             }
         };
         if bytes.len() as u64 != expected_bytes {
-            return failure(StoreErrorKind::LocalRead, "the body does not have the length that was announced");
+            return failure(
+                StoreErrorKind::LocalRead,
+                "the body does not have the length that was announced",
+            );
         }
         if log_format::crc::crc32(&bytes) != request.crc32 {
             return failure(StoreErrorKind::Checksum, "400 BadDigest");
         }
-        let metadata = request.metadata.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let metadata = request
+            .metadata
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
         lock(&self.objects).insert(request.key, StoredObject { bytes, metadata });
         self.changed.notify_waiters();
         Ok(())
     }
 
     fn load(&self, key: &str) -> Result<StoredObject, StoreError> {
-        self.object(key).map_or_else(|| failure(StoreErrorKind::NotFound, "404 NoSuchKey"), Ok)
+        self.object(key)
+            .map_or_else(|| failure(StoreErrorKind::NotFound, "404 NoSuchKey"), Ok)
     }
 }
 
@@ -119,7 +130,11 @@ impl RemoteTier for MemoryTier {
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         Box::pin(async move {
             let bytes = self.load(key)?.bytes;
-            if bytes.len() as u64 > max_bytes { failure(StoreErrorKind::TooLarge, "too large") } else { Ok(bytes) }
+            if bytes.len() as u64 > max_bytes {
+                failure(StoreErrorKind::TooLarge, "too large")
+            } else {
+                Ok(bytes)
+            }
         })
     }
 
@@ -138,24 +153,43 @@ impl RemoteTier for MemoryTier {
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
         Box::pin(async move {
             let object = self.load(key)?;
-            Ok(ObjectMeta { size_bytes: object.bytes.len() as u64, metadata: object.metadata })
+            Ok(ObjectMeta {
+                size_bytes: object.bytes.len() as u64,
+                metadata: object.metadata,
+            })
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
         Box::pin(async move {
             let max_keys = max_keys.clamp(1, KEYS_MAX);
             let objects = lock(&self.objects);
             let mut listed: Vec<_> = objects
                 .iter()
-                .filter(|(key, _)| key.starts_with(prefix) && token.is_none_or(|token| key.as_str() > token))
+                .filter(|(key, _)| {
+                    key.starts_with(prefix) && token.is_none_or(|token| key.as_str() > token)
+                })
                 .take(max_keys + 1)
-                .map(|(key, object)| ListedObject { key: key.clone(), size_bytes: object.bytes.len() as u64 })
+                .map(|(key, object)| ListedObject {
+                    key: key.clone(),
+                    size_bytes: object.bytes.len() as u64,
+                })
                 .collect();
             let more = listed.len() > max_keys;
             listed.truncate(max_keys);
-            let next_token = listed.last().filter(|_| more).map(|object| object.key.clone());
-            Ok(ListPage { objects: listed, next_token })
+            let next_token = listed
+                .last()
+                .filter(|_| more)
+                .map(|object| object.key.clone());
+            Ok(ListPage {
+                objects: listed,
+                next_token,
+            })
         })
     }
 
@@ -165,7 +199,10 @@ impl RemoteTier for MemoryTier {
                 return failure(StoreErrorKind::TooLarge, "too many keys");
             }
             keys.iter().for_each(|key| self.remove(key));
-            Ok(DeleteOutcome { deleted: keys.len(), failed: Vec::new() })
+            Ok(DeleteOutcome {
+                deleted: keys.len(),
+                failed: Vec::new(),
+            })
         })
     }
 
@@ -218,7 +255,12 @@ pub struct Fault {
 
 impl Fault {
     fn new(operation: Operation, harm: Harm) -> Self {
-        Self { operation, key_part: String::new(), harm, times: 1 }
+        Self {
+            operation,
+            key_part: String::new(),
+            harm,
+            times: 1,
+        }
     }
 
     /// The request fails without reaching the store.
@@ -276,7 +318,11 @@ pub struct Faulty {
 impl Faulty {
     /// Wraps a store; without faults it changes nothing.
     pub fn new(inner: Arc<dyn RemoteTier>) -> Self {
-        Self { inner, faults: Mutex::default(), hits: Mutex::default() }
+        Self {
+            inner,
+            faults: Mutex::default(),
+            hits: Mutex::default(),
+        }
     }
 
     /// Adds a fault.
@@ -298,7 +344,9 @@ impl Faulty {
     fn next_harm(&self, operation: Operation, key: &str) -> Option<Harm> {
         lock(&self.hits).push((operation, key.to_owned()));
         let mut faults = lock(&self.faults);
-        let index = faults.iter().position(|f| f.operation == operation && key.contains(&f.key_part))?;
+        let index = faults
+            .iter()
+            .position(|f| f.operation == operation && key.contains(&f.key_part))?;
         let fault = faults.get_mut(index)?;
         fault.times = fault.times.saturating_sub(1);
         let harm = fault.harm.clone();
@@ -348,24 +396,51 @@ impl RemoteTier for Faulty {
     }
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
-        self.pass(Operation::Get, key.to_owned(), self.inner.get(key, max_bytes), flip_bit)
+        self.pass(
+            Operation::Get,
+            key.to_owned(),
+            self.inner.get(key, max_bytes),
+            flip_bit,
+        )
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
-        self.pass(Operation::GetRange, key.to_owned(), self.inner.get_range(key, range), flip_bit)
+        self.pass(
+            Operation::GetRange,
+            key.to_owned(),
+            self.inner.get_range(key, range),
+            flip_bit,
+        )
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
-        self.pass(Operation::Head, key.to_owned(), self.inner.head(key), |meta| meta)
+        self.pass(
+            Operation::Head,
+            key.to_owned(),
+            self.inner.head(key),
+            |meta| meta,
+        )
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
-        self.pass(Operation::List, prefix.to_owned(), self.inner.list(prefix, token, max_keys), |page| page)
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
+        self.pass(
+            Operation::List,
+            prefix.to_owned(),
+            self.inner.list(prefix, token, max_keys),
+            |page| page,
+        )
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
         let key = keys.first().cloned().unwrap_or_default();
-        self.pass(Operation::Delete, key, self.inner.delete(keys), |outcome| outcome)
+        self.pass(Operation::Delete, key, self.inner.delete(keys), |outcome| {
+            outcome
+        })
     }
 
     fn probe(&self) -> StoreFuture<'_, ()> {

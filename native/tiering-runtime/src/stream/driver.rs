@@ -38,7 +38,9 @@ fn machine_settings(config: &Config) -> Settings {
         persist_threshold: config.persist_threshold,
         persist_interval_ms: config.persist_interval_ms,
         max_in_flight_transfers: config.max_concurrent_transfers.saturating_mul(2).max(2),
-        transfer_deadline_ms: config.transfer_deadline_ms.saturating_mul(LOST_TRANSFER_FACTOR),
+        transfer_deadline_ms: config
+            .transfer_deadline_ms
+            .saturating_mul(LOST_TRANSFER_FACTOR),
         answer_deadline_ms: ANSWER_DEADLINE_MS,
         ..Settings::default()
     }
@@ -60,14 +62,33 @@ impl Task {
         let failure = Failure::Transient(text.to_owned());
         Some(match self {
             Self::Scan { generation } => {
-                let end = ScanEnd::Failed { reason: text.to_owned() };
-                Event::Scanned { generation, batch: ScanBatch { chunks: Vec::new(), end } }
+                let end = ScanEnd::Failed {
+                    reason: text.to_owned(),
+                };
+                Event::Scanned {
+                    generation,
+                    batch: ScanBatch {
+                        chunks: Vec::new(),
+                        end,
+                    },
+                }
             }
-            Self::GetRoot { generation } => Event::RootRead { generation, outcome: Err(failure) },
-            Self::Transfer { generation, transfer } => {
-                Event::TransferDone { generation, transfer, outcome: Err(failure) }
-            }
-            Self::PutRoot { generation } => Event::RootPut { generation, outcome: Err(failure) },
+            Self::GetRoot { generation } => Event::RootRead {
+                generation,
+                outcome: Err(failure),
+            },
+            Self::Transfer {
+                generation,
+                transfer,
+            } => Event::TransferDone {
+                generation,
+                transfer,
+                outcome: Err(failure),
+            },
+            Self::PutRoot { generation } => Event::RootPut {
+                generation,
+                outcome: Err(failure),
+            },
             Self::Delete => return None,
         })
     }
@@ -98,15 +119,27 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, stream: StreamConfig, sink: Arc<dyn StreamSink>) -> (Self, SharedStatus) {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        stream: StreamConfig,
+        sink: Arc<dyn StreamSink>,
+    ) -> (Self, SharedStatus) {
         let settings = machine_settings(&shared.config);
-        let machine = ReplicaReader::new(shared.clock.now_ms(), settings, stream.epoch, random_u64());
-        let status = StreamStatus { machine: machine.status(), counters: machine.counters() };
+        let machine =
+            ReplicaReader::new(shared.clock.now_ms(), settings, stream.epoch, random_u64());
+        let status = StreamStatus {
+            machine: machine.status(),
+            counters: machine.counters(),
+        };
         let status = Arc::new(Mutex::new(status));
         shared.stats.streams_open.increment();
         let driver = Self {
             machine,
-            workshop: Workshop { shared, directory: Arc::from(stream.directory.as_path()), stream: Arc::new(stream) },
+            workshop: Workshop {
+                shared,
+                directory: Arc::from(stream.directory.as_path()),
+                stream: Arc::new(stream),
+            },
             sink,
             status: Arc::clone(&status),
             scanner: None,
@@ -126,7 +159,11 @@ impl Driver {
     }
 
     /// Runs until the machine stops or the handle is dropped.
-    pub(super) async fn run(mut self, mut events: mpsc::Receiver<StreamEvent>, mut committed: watch::Receiver<Committed>) {
+    pub(super) async fn run(
+        mut self,
+        mut events: mpsc::Receiver<StreamEvent>,
+        mut committed: watch::Receiver<Committed>,
+    ) {
         self.run_effects();
         while !self.stopped {
             let clock = self.workshop.shared.clock;
@@ -155,7 +192,9 @@ impl Driver {
     }
 
     fn poll_timeout(&self) -> Option<u64> {
-        let questions = [&self.pointer, &self.anchor, &self.commit].into_iter().filter_map(Question::poll_timeout);
+        let questions = [&self.pointer, &self.anchor, &self.commit]
+            .into_iter()
+            .filter_map(Question::poll_timeout);
         questions.chain(self.machine.poll_timeout()).min()
     }
 
@@ -171,25 +210,35 @@ impl Driver {
 
     fn tell_wall_clock(&mut self) {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        if let Some(wall_ms) = since_epoch.ok().and_then(|since| i64::try_from(since.as_millis()).ok()) {
+        if let Some(wall_ms) = since_epoch
+            .ok()
+            .and_then(|since| i64::try_from(since.as_millis()).ok())
+        {
             self.machine.set_wall_clock(self.now_ms(), wall_ms);
         }
     }
 
     fn shell_event(&mut self, event: StreamEvent) -> Option<Event> {
         Some(match event {
-            StreamEvent::Pointer(outcome) => {
-                Event::PointerRead { generation: self.answered(|driver| &mut driver.pointer)?, outcome }
-            }
-            StreamEvent::Anchor { ok } => {
-                Event::AnchorWritten { generation: self.answered(|driver| &mut driver.anchor)?, ok }
-            }
-            StreamEvent::PointerCommitted(outcome) => {
-                Event::PointerCommitted { generation: self.answered(|driver| &mut driver.commit)?, outcome }
-            }
-            StreamEvent::Committed { committed_chunk_id, local_first_chunk_id } => {
-                Event::Committed { committed_chunk_id, local_first_chunk_id }
-            }
+            StreamEvent::Pointer(outcome) => Event::PointerRead {
+                generation: self.answered(|driver| &mut driver.pointer)?,
+                outcome,
+            },
+            StreamEvent::Anchor { ok } => Event::AnchorWritten {
+                generation: self.answered(|driver| &mut driver.anchor)?,
+                ok,
+            },
+            StreamEvent::PointerCommitted(outcome) => Event::PointerCommitted {
+                generation: self.answered(|driver| &mut driver.commit)?,
+                outcome,
+            },
+            StreamEvent::Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            } => Event::Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            },
             StreamEvent::Retention(bound) => Event::RetentionChanged(bound),
             StreamEvent::Cut => Event::CutRequested,
         })
@@ -221,14 +270,21 @@ impl Driver {
                 if error.is_panic() {
                     self.workshop.shared.stats.tasks_lost.increment();
                 }
-                task?.lost(if error.is_panic() { "the task died" } else { "the task was cancelled" })
+                task?.lost(if error.is_panic() {
+                    "the task died"
+                } else {
+                    "the task was cancelled"
+                })
             }
         }
     }
 
     fn run_effects(&mut self) {
         // The status first: who acts on a push may look at it.
-        let status = StreamStatus { machine: self.machine.status(), counters: self.machine.counters() };
+        let status = StreamStatus {
+            machine: self.machine.status(),
+            counters: self.machine.counters(),
+        };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
         while let Some(effect) = self.machine.poll_effect() {
             self.run_effect(effect);
@@ -238,34 +294,75 @@ impl Driver {
     fn run_effect(&mut self, effect: Effect) {
         match effect {
             Effect::ReadPointer { generation } => {
-                self.ask(|driver| &mut driver.pointer, generation, StreamPush::ReadPointer);
+                self.ask(
+                    |driver| &mut driver.pointer,
+                    generation,
+                    StreamPush::ReadPointer,
+                );
             }
             Effect::WriteAnchor { generation } => {
-                self.ask(|driver| &mut driver.anchor, generation, StreamPush::WriteAnchor);
+                self.ask(
+                    |driver| &mut driver.anchor,
+                    generation,
+                    StreamPush::WriteAnchor,
+                );
             }
-            Effect::CommitPointer { generation, epoch, uid, expected_revision } => {
-                let push = StreamPush::CommitPointer { epoch, uid, expected_revision };
+            Effect::CommitPointer {
+                generation,
+                epoch,
+                uid,
+                expected_revision,
+            } => {
+                let push = StreamPush::CommitPointer {
+                    epoch,
+                    uid,
+                    expected_revision,
+                };
                 self.ask(|driver| &mut driver.commit, generation, push);
             }
-            Effect::GetRoot { generation, pointer } => {
+            Effect::GetRoot {
+                generation,
+                pointer,
+            } => {
                 let work = self.workshop.clone().get_root(pointer);
                 self.spawn(Task::GetRoot { generation }, async move {
-                    Done::Event(Event::RootRead { generation, outcome: work.await })
+                    Done::Event(Event::RootRead {
+                        generation,
+                        outcome: work.await,
+                    })
                 });
             }
-            Effect::PutRoot { generation, epoch, root } => {
+            Effect::PutRoot {
+                generation,
+                epoch,
+                root,
+            } => {
                 let work = self.workshop.clone().put_root(epoch, root);
                 self.spawn(Task::PutRoot { generation }, async move {
-                    Done::Event(Event::RootPut { generation, outcome: work.await })
+                    Done::Event(Event::RootPut {
+                        generation,
+                        outcome: work.await,
+                    })
                 });
             }
-            Effect::Transfer { generation, transfer, plan } => {
-                let task = Task::Transfer { generation, transfer };
+            Effect::Transfer {
+                generation,
+                transfer,
+                plan,
+            } => {
+                let task = Task::Transfer {
+                    generation,
+                    transfer,
+                };
                 // One that is still under way answers by its own deadline; starting again would only lose its place in line.
                 if self.running.values().all(|(running, _)| *running != task) {
                     let work = self.workshop.clone().transfer(plan);
                     self.spawn(task, async move {
-                        Done::Event(Event::TransferDone { generation, transfer, outcome: work.await })
+                        Done::Event(Event::TransferDone {
+                            generation,
+                            transfer,
+                            outcome: work.await,
+                        })
                     });
                 }
             }
@@ -276,8 +373,19 @@ impl Driver {
                     }
                 }
             }
-            Effect::Scan { generation, from_offset, up_to_chunk_id, max_chunks, max_bytes } => {
-                let request = ScanRequest { from_offset, up_to_chunk_id, max_chunks, max_bytes };
+            Effect::Scan {
+                generation,
+                from_offset,
+                up_to_chunk_id,
+                max_chunks,
+                max_bytes,
+            } => {
+                let request = ScanRequest {
+                    from_offset,
+                    up_to_chunk_id,
+                    max_chunks,
+                    max_bytes,
+                };
                 self.scan(generation, request);
             }
             Effect::Publish { root, revision } => self.publish(root, revision),
@@ -288,8 +396,16 @@ impl Driver {
                     Done::Nothing
                 });
             }
-            Effect::Recovered { kind, from_offset, to_offset } => {
-                self.sink.push(StreamPush::Recovery { kind, from_offset, to_offset });
+            Effect::Recovered {
+                kind,
+                from_offset,
+                to_offset,
+            } => {
+                self.sink.push(StreamPush::Recovery {
+                    kind,
+                    from_offset,
+                    to_offset,
+                });
             }
             Effect::Problem { problem } => self.tell_problem(problem),
             Effect::Stop { reason } => {
@@ -318,13 +434,18 @@ impl Driver {
         // Away only if an earlier scan's answer is still awaited although the machine has given it up.
         let mut scanner = self.scanner.take().unwrap_or_else(|| {
             let Shared { buffers, stats, .. } = &*self.workshop.shared;
-            Scanner::new(self.workshop.stream.directory.clone(), Arc::clone(buffers), Arc::clone(stats))
+            Scanner::new(
+                self.workshop.stream.directory.clone(),
+                Arc::clone(buffers),
+                Arc::clone(stats),
+            )
         });
         let abort = self.tasks.spawn_blocking(move || {
             let batch = scanner.scan(&request);
             Done::Scanned(scanner, Event::Scanned { generation, batch })
         });
-        self.running.insert(abort.id(), (Task::Scan { generation }, abort));
+        self.running
+            .insert(abort.id(), (Task::Scan { generation }, abort));
     }
 
     fn publish(&mut self, root: Arc<log_format::manifest::Root>, revision: u64) {
@@ -340,7 +461,14 @@ impl Driver {
         };
         let stream_id = &self.workshop.stream.stream_id;
         // Readers first: what local retention trims because of the push must be findable by then.
-        self.workshop.shared.manifests.publish(stream_id, ResolvedManifest { root, revision, epoch });
+        self.workshop.shared.manifests.publish(
+            stream_id,
+            ResolvedManifest {
+                root,
+                revision,
+                epoch,
+            },
+        );
         self.sink.push(StreamPush::Range(range));
     }
 

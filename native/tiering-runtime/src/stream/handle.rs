@@ -65,8 +65,15 @@ impl StreamHandle {
         if self.events.is_closed() {
             return Err(EventError::Closed);
         }
-        if let StreamEvent::Committed { committed_chunk_id, local_first_chunk_id } = event {
-            self.committed.send_replace(Committed { committed_chunk_id, local_first_chunk_id });
+        if let StreamEvent::Committed {
+            committed_chunk_id,
+            local_first_chunk_id,
+        } = event
+        {
+            self.committed.send_replace(Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            });
             return Ok(());
         }
         self.events.try_send(event).map_err(|error| match error {
@@ -78,7 +85,10 @@ impl StreamHandle {
     /// Status and counters as of the last thing that happened.
     #[must_use]
     pub fn status(&self) -> StreamStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Cancels everything; nothing more is pushed once what runs at this moment has yielded.
@@ -98,13 +108,24 @@ impl Engine {
     ///
     /// # Errors
     /// If the engine is closed.
-    pub fn open_stream(&self, config: StreamConfig, sink: Arc<dyn StreamSink>) -> Result<StreamHandle, Closed> {
+    pub fn open_stream(
+        &self,
+        config: StreamConfig,
+        sink: Arc<dyn StreamSink>,
+    ) -> Result<StreamHandle, Closed> {
         let runtime = self.runtime()?;
         self.manifests().mark_pending(&config.stream_id);
         let (events, event_queue) = mpsc::channel(QUEUE_EVENTS_MAX);
         let (committed, committed_changes) = watch::channel(Committed::default());
         let (driver, status) = Driver::new(Arc::clone(self.shared()), config, sink);
-        let task = runtime.spawn(driver.run(event_queue, committed_changes)).abort_handle();
-        Ok(StreamHandle { events, committed, status, task })
+        let task = runtime
+            .spawn(driver.run(event_queue, committed_changes))
+            .abort_handle();
+        Ok(StreamHandle {
+            events,
+            committed,
+            status,
+            task,
+        })
     }
 }

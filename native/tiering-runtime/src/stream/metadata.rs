@@ -11,7 +11,11 @@ const STREAM_BYTES_MAX: usize = 600;
 const NAME_BYTES_MAX: usize = 400;
 
 /// Metadata of a fragment.
-pub(super) fn fragment(stream: &StreamConfig, cluster: &str, plan: &FragmentPlan) -> Vec<(&'static str, String)> {
+pub(super) fn fragment(
+    stream: &StreamConfig,
+    cluster: &str,
+    plan: &FragmentPlan,
+) -> Vec<(&'static str, String)> {
     vec![
         ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
         ("vhost", encode(&stream.vhost, NAME_BYTES_MAX)),
@@ -26,7 +30,11 @@ pub(super) fn fragment(stream: &StreamConfig, cluster: &str, plan: &FragmentPlan
 }
 
 /// Metadata of a root.
-pub(super) fn root(stream: &StreamConfig, epoch: u64, next_offset: u64) -> Vec<(&'static str, String)> {
+pub(super) fn root(
+    stream: &StreamConfig,
+    epoch: u64,
+    next_offset: u64,
+) -> Vec<(&'static str, String)> {
     vec![
         ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
         ("epoch", epoch.to_string()),
@@ -36,7 +44,9 @@ pub(super) fn root(stream: &StreamConfig, epoch: u64, next_offset: u64) -> Vec<(
 
 /// Percent-encodes all but unreserved characters and `/`, and stops before it gets longer than allowed.
 fn encode(value: &str, bytes_max: usize) -> String {
-    const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+    const HEX: [char; 16] = [
+        '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',
+    ];
     let digit = |nibble: u8| HEX.get(usize::from(nibble)).copied().unwrap_or('0');
     let mut encoded = String::new();
     for character in value.chars() {
@@ -92,7 +102,10 @@ mod tests {
             chunks_crc: 0,
         };
         let all = fragment(&stream, &long, &plan);
-        let total: usize = all.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let total: usize = all
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
         assert!(total < 2048, "{total}");
         assert!(all.iter().all(|(_, value)| value.is_ascii()));
     }

@@ -24,7 +24,12 @@ struct Asked {
 
 impl Question {
     /// Asks, or holds the question back; the answer says what to push now.
-    pub(super) fn ask(&mut self, now_ms: u64, generation: u64, push: StreamPush) -> Option<StreamPush> {
+    pub(super) fn ask(
+        &mut self,
+        now_ms: u64,
+        generation: u64,
+        push: StreamPush,
+    ) -> Option<StreamPush> {
         self.held = Some((generation, push));
         self.release(now_ms)
     }
@@ -37,11 +42,17 @@ impl Question {
 
     /// What to push now because the answer before it is given up.
     pub(super) fn release(&mut self, now_ms: u64) -> Option<StreamPush> {
-        if self.asked.is_some_and(|asked| now_ms < asked.at_ms.saturating_add(ANSWER_LOST_AFTER_MS)) {
+        if self
+            .asked
+            .is_some_and(|asked| now_ms < asked.at_ms.saturating_add(ANSWER_LOST_AFTER_MS))
+        {
             return None;
         }
         let (generation, push) = self.held.take()?;
-        self.asked = Some(Asked { generation, at_ms: now_ms });
+        self.asked = Some(Asked {
+            generation,
+            at_ms: now_ms,
+        });
         Some(push)
     }
 
@@ -59,9 +70,20 @@ mod tests {
     #[test]
     fn a_late_answer_is_not_taken_for_the_next_question_s() {
         let mut question = Question::default();
-        assert_eq!(question.ask(0, 1, StreamPush::ReadPointer), Some(StreamPush::ReadPointer));
-        assert_eq!(question.ask(35_000, 2, StreamPush::ReadPointer), None, "held");
-        assert_eq!(question.answered(40_000), (Some(1), Some(StreamPush::ReadPointer)), "the second is asked now");
+        assert_eq!(
+            question.ask(0, 1, StreamPush::ReadPointer),
+            Some(StreamPush::ReadPointer)
+        );
+        assert_eq!(
+            question.ask(35_000, 2, StreamPush::ReadPointer),
+            None,
+            "held"
+        );
+        assert_eq!(
+            question.answered(40_000),
+            (Some(1), Some(StreamPush::ReadPointer)),
+            "the second is asked now"
+        );
         assert_eq!(question.answered(40_001), (Some(2), None));
         assert_eq!(question.answered(40_002), (None, None), "nobody asked");
     }
@@ -69,11 +91,17 @@ mod tests {
     #[test]
     fn an_answer_that_never_comes_is_given_up() {
         let mut question = Question::default();
-        assert_eq!(question.ask(0, 1, StreamPush::WriteAnchor), Some(StreamPush::WriteAnchor));
+        assert_eq!(
+            question.ask(0, 1, StreamPush::WriteAnchor),
+            Some(StreamPush::WriteAnchor)
+        );
         assert_eq!(question.poll_timeout(), None, "nothing is held");
         assert_eq!(question.ask(35_000, 2, StreamPush::WriteAnchor), None);
         assert_eq!(question.poll_timeout(), Some(ANSWER_LOST_AFTER_MS));
-        assert_eq!(question.release(ANSWER_LOST_AFTER_MS), Some(StreamPush::WriteAnchor));
+        assert_eq!(
+            question.release(ANSWER_LOST_AFTER_MS),
+            Some(StreamPush::WriteAnchor)
+        );
         assert_eq!(question.answered(ANSWER_LOST_AFTER_MS + 1), (Some(2), None));
     }
 }

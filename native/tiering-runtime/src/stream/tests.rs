@@ -62,7 +62,15 @@ impl World {
         let engine = Engine::open_with(config, Arc::clone(&faults) as Arc<_>).expect("opened");
         let directory = tempfile::tempdir().expect("a directory");
         let log = TestLog::create(directory.path(), 0);
-        Self { engine, memory, faults, directory, log, pointer: None, anchored: false }
+        Self {
+            engine,
+            memory,
+            faults,
+            directory,
+            log,
+            pointer: None,
+            anchored: false,
+        }
     }
 
     fn open(&self, epoch: u64) -> Opened {
@@ -74,30 +82,48 @@ impl World {
             queue: "büro".to_owned(),
             vhost: "/".to_owned(),
         };
-        let handle = self.engine.open_stream(config, Arc::new(Sink(sender))).expect("open");
+        let handle = self
+            .engine
+            .open_stream(config, Arc::new(Sink(sender)))
+            .expect("open");
         Opened { handle, pushes }
     }
 
     fn tell_committed(&self, stream: &Opened, local_first_chunk_id: u64) {
         let committed_chunk_id = Some(self.log.last_chunk_id());
         let local_first_chunk_id = Some(local_first_chunk_id);
-        stream.handle.event(StreamEvent::Committed { committed_chunk_id, local_first_chunk_id }).expect("taken");
+        stream
+            .handle
+            .event(StreamEvent::Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            })
+            .expect("taken");
     }
 
     fn answer(&mut self, stream: &Opened, push: &StreamPush) {
         let answer = match push {
-            StreamPush::ReadPointer => {
-                StreamEvent::Pointer(self.pointer.map_or(PointerRead::NotFound, PointerRead::Found))
-            }
+            StreamPush::ReadPointer => StreamEvent::Pointer(
+                self.pointer
+                    .map_or(PointerRead::NotFound, PointerRead::Found),
+            ),
             StreamPush::WriteAnchor => {
                 self.anchored = true;
                 StreamEvent::Anchor { ok: true }
             }
-            StreamPush::CommitPointer { epoch, uid, expected_revision } => {
+            StreamPush::CommitPointer {
+                epoch,
+                uid,
+                expected_revision,
+            } => {
                 let current = self.pointer.map_or(0, |pointer| pointer.revision);
                 StreamEvent::PointerCommitted(if current == *expected_revision {
                     let revision = current + 1;
-                    self.pointer = Some(Pointer { epoch: *epoch, uid: *uid, revision });
+                    self.pointer = Some(Pointer {
+                        epoch: *epoch,
+                        uid: *uid,
+                        revision,
+                    });
                     CommitOutcome::Committed { revision }
                 } else {
                     CommitOutcome::Conflict
@@ -114,7 +140,9 @@ impl World {
         let mut seen = Vec::new();
         loop {
             let push = stream.pushes.recv_timeout(SOON);
-            let push = push.unwrap_or_else(|_| panic!("never came, only {seen:?}; {:?}", stream.handle.status()));
+            let push = push.unwrap_or_else(|_| {
+                panic!("never came, only {seen:?}; {:?}", stream.handle.status())
+            });
             self.answer(stream, &push);
             seen.push(push.clone());
             if fits(&push) {
@@ -124,7 +152,10 @@ impl World {
     }
 
     fn until_persisted(&mut self, stream: &Opened, next_offset: u64) -> Range {
-        let seen = self.until(stream, |push| matches!(push, StreamPush::Range(range) if range.next_offset >= next_offset));
+        let seen = self.until(
+            stream,
+            |push| matches!(push, StreamPush::Range(range) if range.next_offset >= next_offset),
+        );
         match seen.last() {
             Some(StreamPush::Range(range)) => *range,
             other => panic!("not a range: {other:?}"),
@@ -133,7 +164,11 @@ impl World {
 
     fn root(&self) -> Root {
         let pointer = self.pointer.expect("persisted");
-        let key = self.engine.shared().keys.root(STREAM, pointer.epoch, pointer.uid);
+        let key = self
+            .engine
+            .shared()
+            .keys
+            .root(STREAM, pointer.epoch, pointer.uid);
         Root::decode(&self.memory.object(&key).expect("stored").bytes).expect("a root")
     }
 
@@ -141,11 +176,22 @@ impl World {
     fn assert_faithful(&self) {
         let root = self.root();
         assert_eq!(root.check(), Ok(()));
-        let mut chunks = self.log.chunks.iter().filter(|chunk| chunk.header.chunk_id >= root.first_offset).peekable();
+        let mut chunks = self
+            .log
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.header.chunk_id >= root.first_offset)
+            .peekable();
         for (number, entry) in root.entries.iter().enumerate() {
-            let end = root.entries.get(number + 1).map_or(root.next_offset, |entry| entry.first_offset);
+            let end = root
+                .entries
+                .get(number + 1)
+                .map_or(root.next_offset, |entry| entry.first_offset);
             let (mut bytes, mut index, mut count) = (fragment::HEADER.to_vec(), Vec::new(), 0u32);
-            assert_eq!(chunks.peek().map(|chunk| chunk.header.chunk_id), Some(entry.first_offset));
+            assert_eq!(
+                chunks.peek().map(|chunk| chunk.header.chunk_id),
+                Some(entry.first_offset)
+            );
             while let Some(chunk) = chunks.next_if(|chunk| chunk.header.chunk_id < end) {
                 let record = fragment::FragmentIndexRecord {
                     offset: chunk.header.chunk_id,
@@ -156,11 +202,22 @@ impl World {
                 bytes.extend_from_slice(&chunk.bytes);
                 count += 1;
             }
-            assert_eq!(entry.size_bytes, (bytes.len() - fragment::HEADER_BYTES) as u64);
+            assert_eq!(
+                entry.size_bytes,
+                (bytes.len() - fragment::HEADER_BYTES) as u64
+            );
             bytes.extend_from_slice(&index);
-            let key = self.engine.shared().keys.fragment(STREAM, entry.first_offset, entry.uid);
+            let key = self
+                .engine
+                .shared()
+                .keys
+                .fragment(STREAM, entry.first_offset, entry.uid);
             let object = self.memory.object(&key).expect("stored");
-            assert!(object.bytes == bytes, "fragment {} is not what the log has", entry.first_offset);
+            assert!(
+                object.bytes == bytes,
+                "fragment {} is not what the log has",
+                entry.first_offset
+            );
             assert_eq!(crc::crc32(&object.bytes), crc::crc32(&bytes));
             let metadata = |name: &str| object.metadata.get(name).map(String::as_str);
             assert_eq!(metadata("stream"), Some(STREAM));
@@ -168,7 +225,10 @@ impl World {
             assert_eq!(metadata("cluster"), Some("test%20cluster"));
             assert_eq!(metadata("next-offset"), Some(end.to_string().as_str()));
             assert_eq!(metadata("chunks"), Some(count.to_string().as_str()));
-            assert_eq!(metadata("data-size"), Some(entry.size_bytes.to_string().as_str()));
+            assert_eq!(
+                metadata("data-size"),
+                Some(entry.size_bytes.to_string().as_str())
+            );
         }
         let known = self.engine.manifests().resolved(STREAM).expect("published");
         assert_eq!(*known.root, root);
@@ -179,9 +239,18 @@ fn fill(log: &mut TestLog) {
     use log_format::chunk::ChunkType;
     for round in 0..4u8 {
         log.append_many(40, 500);
-        log.append(&TestChunk { filter: vec![round; 16], ..TestChunk::user(100, vec![7; 20_000]) });
-        log.append(&TestChunk { trailer: vec![round; 90], ..TestChunk::user(3, vec![8; 300]) });
-        log.append(&TestChunk { chunk_type: ChunkType::TrackingDelta, ..TestChunk::user(1, vec![9; 30]) });
+        log.append(&TestChunk {
+            filter: vec![round; 16],
+            ..TestChunk::user(100, vec![7; 20_000])
+        });
+        log.append(&TestChunk {
+            trailer: vec![round; 90],
+            ..TestChunk::user(3, vec![8; 300])
+        });
+        log.append(&TestChunk {
+            chunk_type: ChunkType::TrackingDelta,
+            ..TestChunk::user(1, vec![9; 30])
+        });
         log.roll();
     }
     log.append_many(5, 100);
@@ -224,7 +293,10 @@ fn cut_until(world: &mut World, stream: &Opened) {
 fn a_log_that_grows_is_followed_and_a_later_writer_goes_on() {
     let mut world = World::new(|_| ());
     let stream = world.open(1);
-    world.until(&stream, |push| matches!(push, StreamPush::Range(range) if range.revision == 0));
+    world.until(
+        &stream,
+        |push| matches!(push, StreamPush::Range(range) if range.revision == 0),
+    );
     for _ in 0..10 {
         world.log.append_many(30, 700);
         world.log.roll();
@@ -241,7 +313,10 @@ fn a_log_that_grows_is_followed_and_a_later_writer_goes_on() {
     assert!(resolved.next_offset >= before.next_offset);
     cut_until(&mut world, &stream);
     world.assert_faithful();
-    assert_eq!(world.root().entries.get(..before.entries.len()), Some(before.entries.as_slice()));
+    assert_eq!(
+        world.root().entries.get(..before.entries.len()),
+        Some(before.entries.as_slice())
+    );
     assert_eq!(world.pointer.map(|pointer| pointer.epoch), Some(2));
 }
 
@@ -250,10 +325,20 @@ fn faults_delay_and_never_lose() {
     let mut world = World::new(|_| ());
     fill(&mut world.log);
     for _ in 0..3 {
-        world.faults.inject(Fault::panic(Operation::Put).on("fragment"));
-        world.faults.inject(Fault::fail(Operation::Put, StoreErrorKind::Server).on("fragment").times(3));
-        world.faults.inject(Fault::lose_answer(Operation::Put, StoreErrorKind::Connection).on("fragment"));
-        world.faults.inject(Fault::lose_answer(Operation::Put, StoreErrorKind::Timeout).on("root"));
+        world
+            .faults
+            .inject(Fault::panic(Operation::Put).on("fragment"));
+        world.faults.inject(
+            Fault::fail(Operation::Put, StoreErrorKind::Server)
+                .on("fragment")
+                .times(3),
+        );
+        world
+            .faults
+            .inject(Fault::lose_answer(Operation::Put, StoreErrorKind::Connection).on("fragment"));
+        world
+            .faults
+            .inject(Fault::lose_answer(Operation::Put, StoreErrorKind::Timeout).on("root"));
         world.faults.inject(Fault::panic(Operation::Put).on("root"));
     }
     let stream = world.open(1);
@@ -268,10 +353,14 @@ fn faults_delay_and_never_lose() {
 fn a_refusal_is_told_once_and_told_to_be_over() {
     let mut world = World::new(|_| ());
     world.log.append_many(40, 500);
-    world.faults.inject(Fault::fail(Operation::Put, StoreErrorKind::AccessDenied).on("fragment"));
+    world
+        .faults
+        .inject(Fault::fail(Operation::Put, StoreErrorKind::AccessDenied).on("fragment"));
     let stream = world.open(1);
     world.tell_committed(&stream, 0);
-    let seen = world.until(&stream, |push| matches!(push, StreamPush::Recovered { kind: "transfer" }));
+    let seen = world.until(&stream, |push| {
+        matches!(push, StreamPush::Recovered { kind: "transfer" })
+    });
     let problems = seen.iter().filter(|push| matches!(push, StreamPush::Problem { kind: "transfer", text } if text.contains("access_denied")));
     assert_eq!(problems.count(), 1, "{seen:?}");
     cut_until(&mut world, &stream);
@@ -284,14 +373,31 @@ fn damaged_local_bytes_never_become_an_object() {
     let mut world = World::new(|_| ());
     world.log.append_many(40, 500);
     let chunk = world.log.chunks[3].clone();
-    let path = world.directory.path().join(log_format::segment::file_name(chunk.segment_offset));
-    let file = std::fs::OpenOptions::new().write(true).open(path).expect("opened");
+    let path = world
+        .directory
+        .path()
+        .join(log_format::segment::file_name(chunk.segment_offset));
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .expect("opened");
     file.write_at(b"?", chunk.position + 100).expect("damaged");
     let stream = world.open(1);
     world.tell_committed(&stream, 0);
     let seen = world.until(&stream, |push| matches!(push, StreamPush::Problem { .. }));
-    assert!(matches!(seen.last(), Some(StreamPush::Problem { kind: "transfer", text }) if text.contains("local_corrupt")), "{seen:?}");
-    assert!(!world.memory.keys().iter().any(|key| key.contains("/00000000000000000000.")), "{:?}", world.memory.keys());
+    assert!(
+        matches!(seen.last(), Some(StreamPush::Problem { kind: "transfer", text }) if text.contains("local_corrupt")),
+        "{seen:?}"
+    );
+    assert!(
+        !world
+            .memory
+            .keys()
+            .iter()
+            .any(|key| key.contains("/00000000000000000000.")),
+        "{:?}",
+        world.memory.keys()
+    );
 }
 
 #[test]
@@ -306,7 +412,10 @@ fn a_stream_that_was_deleted_stops() {
     loop {
         match stream.pushes.recv_timeout(SOON).expect("a push") {
             StreamPush::CommitPointer { .. } => {
-                stream.handle.event(StreamEvent::PointerCommitted(CommitOutcome::NotFound)).expect("taken");
+                stream
+                    .handle
+                    .event(StreamEvent::PointerCommitted(CommitOutcome::NotFound))
+                    .expect("taken");
             }
             StreamPush::Stopped(reason) => {
                 assert_eq!(reason, Stopped::Deleted);
@@ -315,8 +424,15 @@ fn a_stream_that_was_deleted_stops() {
             other => world.answer(&stream, &other),
         }
     }
-    assert_eq!(stream.pushes.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected), "nothing comes after it");
-    assert_eq!(stream.handle.event(StreamEvent::Cut), Err(EventError::Closed));
+    assert_eq!(
+        stream.pushes.recv_timeout(SOON),
+        Err(mpsc::RecvTimeoutError::Disconnected),
+        "nothing comes after it"
+    );
+    assert_eq!(
+        stream.handle.event(StreamEvent::Cut),
+        Err(EventError::Closed)
+    );
     assert_eq!(stream.handle.status().machine.activity, Activity::Stopped);
 }
 
@@ -335,7 +451,17 @@ fn what_retention_took_first_is_told_and_left_out() {
     let stream = world.open(2);
     world.tell_committed(&stream, 80);
     let seen = world.until(&stream, |push| matches!(push, StreamPush::Recovery { .. }));
-    assert!(matches!(seen.last(), Some(StreamPush::Recovery { kind: Recovery::LocalLogAhead, to_offset: 80, .. })), "{seen:?}");
+    assert!(
+        matches!(
+            seen.last(),
+            Some(StreamPush::Recovery {
+                kind: Recovery::LocalLogAhead,
+                to_offset: 80,
+                ..
+            })
+        ),
+        "{seen:?}"
+    );
     world.until(&stream, |push| matches!(push, StreamPush::Range(range) if range.first_offset == 80 && range.next_offset > 80));
     assert_eq!(world.root().first_offset, 80);
     world.assert_faithful();
@@ -353,7 +479,9 @@ fn wait_until(holds: impl Fn() -> bool) {
 fn dropping_the_handle_cancels_everything() {
     let mut world = World::new(|_| ());
     world.log.append_many(400, 500);
-    world.faults.inject(Fault::hang(Operation::Put).times(u32::MAX));
+    world
+        .faults
+        .inject(Fault::hang(Operation::Put).times(u32::MAX));
     let stream = world.open(1);
     world.tell_committed(&stream, 0);
     world.until(&stream, |push| matches!(push, StreamPush::WriteAnchor));
@@ -362,16 +490,27 @@ fn dropping_the_handle_cancels_everything() {
     let Opened { handle, pushes } = stream;
     drop(handle);
     wait_until(|| stats.streams_open.get() == 0);
-    wait_until(|| (stats.transfers_in_flight.get(), stats.transfers_pending.get(), stats.requests_in_flight.get()) == (0, 0, 0));
+    wait_until(|| {
+        (
+            stats.transfers_in_flight.get(),
+            stats.transfers_pending.get(),
+            stats.requests_in_flight.get(),
+        ) == (0, 0, 0)
+    });
     while pushes.recv_timeout(SOON).is_ok() {}
-    assert_eq!(pushes.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+    assert_eq!(
+        pushes.recv_timeout(SOON),
+        Err(mpsc::RecvTimeoutError::Disconnected)
+    );
 }
 
 #[test]
 fn a_transfer_that_hangs_is_sent_again() {
     let mut world = World::new(|config| config.transfer_deadline_ms = 50);
     world.log.append_many(40, 500);
-    world.faults.inject(Fault::hang(Operation::Put).on("fragment"));
+    world
+        .faults
+        .inject(Fault::hang(Operation::Put).on("fragment"));
     let stream = world.open(1);
     world.tell_committed(&stream, 0);
     cut_until(&mut world, &stream);
@@ -382,10 +521,19 @@ fn a_transfer_that_hangs_is_sent_again() {
 fn closing_the_engine_ends_its_streams() {
     let world = World::new(|_| ());
     let stream = world.open(1);
-    assert_eq!(stream.pushes.recv_timeout(SOON), Ok(StreamPush::ReadPointer));
+    assert_eq!(
+        stream.pushes.recv_timeout(SOON),
+        Ok(StreamPush::ReadPointer)
+    );
     world.engine.close();
-    assert_eq!(stream.pushes.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
-    assert_eq!(stream.handle.event(StreamEvent::Cut), Err(EventError::Closed));
+    assert_eq!(
+        stream.pushes.recv_timeout(SOON),
+        Err(mpsc::RecvTimeoutError::Disconnected)
+    );
+    assert_eq!(
+        stream.handle.event(StreamEvent::Cut),
+        Err(EventError::Closed)
+    );
     let config = StreamConfig {
         stream_id: STREAM.to_owned(),
         directory: Path::new("x").to_owned(),
@@ -393,7 +541,12 @@ fn closing_the_engine_ends_its_streams() {
         queue: String::new(),
         vhost: String::new(),
     };
-    assert!(world.engine.open_stream(config, Arc::new(Sink(mpsc::channel().0))).is_err());
+    assert!(
+        world
+            .engine
+            .open_stream(config, Arc::new(Sink(mpsc::channel().0)))
+            .is_err()
+    );
 }
 
 #[test]
@@ -414,7 +567,10 @@ fn a_full_queue_is_busy_and_the_committed_state_never_is() {
         queue: String::new(),
         vhost: String::new(),
     };
-    let handle = world.engine.open_stream(config, Arc::new(Stuck(std::sync::Mutex::new(block)))).expect("open");
+    let handle = world
+        .engine
+        .open_stream(config, Arc::new(Stuck(std::sync::Mutex::new(block))))
+        .expect("open");
     let mut taken = 0;
     let refused = loop {
         match handle.event(StreamEvent::Cut) {
@@ -424,7 +580,10 @@ fn a_full_queue_is_busy_and_the_committed_state_never_is() {
     };
     assert_eq!(refused, EventError::Busy);
     assert!(taken >= 1024);
-    let state = StreamEvent::Committed { committed_chunk_id: None, local_first_chunk_id: None };
+    let state = StreamEvent::Committed {
+        committed_chunk_id: None,
+        local_first_chunk_id: None,
+    };
     assert_eq!(handle.event(state), Ok(()));
     drop(blocked);
 }

@@ -31,11 +31,23 @@ pub(super) struct Workshop {
 impl Workshop {
     /// Sends a fragment once it is admitted; the answer is the random part of its key.
     pub(super) async fn transfer(self, plan: Arc<FragmentPlan>) -> Result<u32, Failure> {
-        let Shared { governor, stats, keys, tier, config, buffers, .. } = &*self.shared;
+        let Shared {
+            governor,
+            stats,
+            keys,
+            tier,
+            config,
+            buffers,
+            ..
+        } = &*self.shared;
         let len_bytes = plan.object_bytes();
         let _permit = governor.admit(len_bytes).await;
         let uid = random_uid();
-        let body = FragmentBody::new(Arc::clone(&self.directory), Arc::clone(&plan), Arc::clone(buffers));
+        let body = FragmentBody::new(
+            Arc::clone(&self.directory),
+            Arc::clone(&plan),
+            Arc::clone(buffers),
+        );
         let request = PutRequest {
             key: keys.fragment(&self.stream.stream_id, plan.first_offset, uid),
             body: PutBody::Source(Arc::new(body)),
@@ -43,10 +55,15 @@ impl Workshop {
             metadata: metadata::fragment(&self.stream, &config.cluster, &plan),
         };
         let deadline = Duration::from_millis(config.transfer_deadline_ms);
-        let outcome = tokio::time::timeout(deadline, tier.put(request)).await.unwrap_or_else(|_| {
-            let text = format!("the transfer took longer than {} ms", config.transfer_deadline_ms);
-            Err(StoreError::new(StoreErrorKind::Timeout, text))
-        });
+        let outcome = tokio::time::timeout(deadline, tier.put(request))
+            .await
+            .unwrap_or_else(|_| {
+                let text = format!(
+                    "the transfer took longer than {} ms",
+                    config.transfer_deadline_ms
+                );
+                Err(StoreError::new(StoreErrorKind::Timeout, text))
+            });
         match outcome {
             Ok(()) => {
                 stats.fragments_uploaded.increment();
@@ -62,9 +79,18 @@ impl Workshop {
 
     /// Reads the root that the pointer names.
     pub(super) async fn get_root(self, pointer: Pointer) -> Result<Root, Failure> {
-        let key = self.shared.keys.root(&self.stream.stream_id, pointer.epoch, pointer.uid);
-        let bytes = self.shared.tier.get(&key, ROOT_BYTES_MAX).await.map_err(|error| failure(&error))?;
-        let corrupt = |error: log_format::manifest::RootError| Failure::Corrupt(format!("{key}: {error}"));
+        let key = self
+            .shared
+            .keys
+            .root(&self.stream.stream_id, pointer.epoch, pointer.uid);
+        let bytes = self
+            .shared
+            .tier
+            .get(&key, ROOT_BYTES_MAX)
+            .await
+            .map_err(|error| failure(&error))?;
+        let corrupt =
+            |error: log_format::manifest::RootError| Failure::Corrupt(format!("{key}: {error}"));
         let root = Root::decode(&bytes).map_err(corrupt)?;
         root.check().map_err(corrupt)?;
         Ok(root)
@@ -98,14 +124,21 @@ impl Workshop {
             .iter()
             .map(|object| match *object {
                 StoredObject::Fragment { first_offset, uid } => {
-                    self.shared.keys.fragment(&self.stream.stream_id, first_offset, uid)
+                    self.shared
+                        .keys
+                        .fragment(&self.stream.stream_id, first_offset, uid)
                 }
-                StoredObject::Root { epoch, uid } => self.shared.keys.root(&self.stream.stream_id, epoch, uid),
+                StoredObject::Root { epoch, uid } => {
+                    self.shared.keys.root(&self.stream.stream_id, epoch, uid)
+                }
             })
             .collect();
         for page in keys.chunks(KEYS_MAX) {
             if self.shared.retrying.delete(page).await.is_err() {
-                self.shared.stats.objects_delete_failed.add(page.len() as u64);
+                self.shared
+                    .stats
+                    .objects_delete_failed
+                    .add(page.len() as u64);
             }
         }
     }
@@ -117,7 +150,9 @@ fn failure(error: &StoreError) -> Failure {
     match error.kind() {
         kind if kind.is_retryable() => Failure::Transient(text),
         StoreErrorKind::NotFound | StoreErrorKind::LocalGone => Failure::NotFound(text),
-        StoreErrorKind::Malformed | StoreErrorKind::TooLarge | StoreErrorKind::LocalCorrupt => Failure::Corrupt(text),
+        StoreErrorKind::Malformed | StoreErrorKind::TooLarge | StoreErrorKind::LocalCorrupt => {
+            Failure::Corrupt(text)
+        }
         _ => Failure::Stalled(text),
     }
 }

@@ -13,7 +13,11 @@ use super::*;
 use crate::local_log::test_log::{TestChunk, TestLog, Written};
 
 fn scanner(directory: &Path) -> Scanner {
-    Scanner::new(directory.to_owned(), Arc::new(BufferPool::new()), Arc::new(Stats::default()))
+    Scanner::new(
+        directory.to_owned(),
+        Arc::new(BufferPool::new()),
+        Arc::new(Stats::default()),
+    )
 }
 
 fn log() -> (TempDir, TestLog) {
@@ -23,26 +27,51 @@ fn log() -> (TempDir, TestLog) {
 }
 
 fn all_from(from_offset: u64, up_to_chunk_id: u64) -> ScanRequest {
-    ScanRequest { from_offset, up_to_chunk_id, max_chunks: usize::MAX, max_bytes: u64::MAX }
+    ScanRequest {
+        from_offset,
+        up_to_chunk_id,
+        max_chunks: usize::MAX,
+        max_bytes: u64::MAX,
+    }
 }
 
 fn assert_same(scanned: &[ScannedChunk], written: &[Written]) {
     assert_eq!(scanned.len(), written.len());
     for (scanned, written) in scanned.iter().zip(written) {
         assert_eq!(scanned.header, written.header);
-        assert_eq!((scanned.segment_offset, scanned.position), (written.segment_offset, written.position));
+        assert_eq!(
+            (scanned.segment_offset, scanned.position),
+            (written.segment_offset, written.position)
+        );
         let lead_bytes = written.header.lead_bytes();
         assert_eq!(scanned.lead_crc, crc::crc32(&written.bytes[..lead_bytes]));
         let trailer_start = written.bytes.len() - written.header.trailer_bytes as usize;
-        assert_eq!(scanned.trailer_crc, crc::crc32(&written.bytes[trailer_start..]));
+        assert_eq!(
+            scanned.trailer_crc,
+            crc::crc32(&written.bytes[trailer_start..])
+        );
     }
 }
 
 fn chunk() -> impl Strategy<Value = TestChunk> {
     let bytes = |max: usize| proptest::collection::vec(any::<u8>(), 0..max);
     let kind = prop_oneof![8 => Just(ChunkType::User), 1 => Just(ChunkType::TrackingDelta), 1 => Just(ChunkType::TrackingSnapshot)];
-    (kind, 1u32..2000, prop_oneof![Just(Vec::new()), bytes(255)], prop_oneof![bytes(64), bytes(9000)], prop_oneof![3 => Just(Vec::new()), 1 => bytes(600)])
-        .prop_map(|(chunk_type, num_records, filter, data, trailer)| TestChunk { chunk_type, num_records, filter, data, trailer })
+    (
+        kind,
+        1u32..2000,
+        prop_oneof![Just(Vec::new()), bytes(255)],
+        prop_oneof![bytes(64), bytes(9000)],
+        prop_oneof![3 => Just(Vec::new()), 1 => bytes(600)],
+    )
+        .prop_map(
+            |(chunk_type, num_records, filter, data, trailer)| TestChunk {
+                chunk_type,
+                num_records,
+                filter,
+                data,
+                trailer,
+            },
+        )
 }
 
 proptest! {
@@ -102,16 +131,28 @@ fn nothing_past_the_committed_chunk_is_seen_and_the_rest_is_seen_later() {
     log.append_many(5, 10);
     let batch = scanner.scan(&all_from(5, log.last_chunk_id()));
     assert_same(&batch.chunks, &log.chunks[5..]);
-    assert_eq!(scanner.scan(&all_from(20, 19)), ScanBatch { chunks: Vec::new(), end: ScanEnd::CaughtUp });
+    assert_eq!(
+        scanner.scan(&all_from(20, 19)),
+        ScanBatch {
+            chunks: Vec::new(),
+            end: ScanEnd::CaughtUp
+        }
+    );
 }
 
 #[test]
 fn a_new_scanner_at_the_end_is_caught_up() {
     let (directory, mut log) = log();
     log.append_many(3, 100);
-    assert_eq!(scanner(directory.path()).scan(&all_from(3, 2)).end, ScanEnd::CaughtUp);
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(3, 2)).end,
+        ScanEnd::CaughtUp
+    );
     log.roll();
-    assert_eq!(scanner(directory.path()).scan(&all_from(3, 2)).end, ScanEnd::CaughtUp);
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(3, 2)).end,
+        ScanEnd::CaughtUp
+    );
 }
 
 #[test]
@@ -123,13 +164,31 @@ fn trimmed_segments_are_told_with_the_floor_that_is_there() {
     log.roll();
     log.append_many(10, 100);
     let mut scanner = scanner(directory.path());
-    assert_eq!(scanner.scan(&ScanRequest { max_chunks: 5, ..all_from(0, 29) }).end, ScanEnd::More);
+    assert_eq!(
+        scanner
+            .scan(&ScanRequest {
+                max_chunks: 5,
+                ..all_from(0, 29)
+            })
+            .end,
+        ScanEnd::More
+    );
     log.trim(20);
     // The open file still reads to its end, then the log goes on elsewhere.
     let batch = scanner.scan(&all_from(5, 29));
     assert_same(&batch.chunks, &log.chunks[5..10]);
-    assert_eq!(batch.end, ScanEnd::LocalAhead { local_first_offset: 20 });
-    assert_eq!(self::scanner(directory.path()).scan(&all_from(3, 29)).end, ScanEnd::LocalAhead { local_first_offset: 20 });
+    assert_eq!(
+        batch.end,
+        ScanEnd::LocalAhead {
+            local_first_offset: 20
+        }
+    );
+    assert_eq!(
+        self::scanner(directory.path()).scan(&all_from(3, 29)).end,
+        ScanEnd::LocalAhead {
+            local_first_offset: 20
+        }
+    );
 }
 
 #[test]
@@ -137,22 +196,46 @@ fn a_log_that_ends_below_is_told_with_its_range() {
     let (directory, mut log) = log();
     log.append_many(10, 100);
     let end = scanner(directory.path()).scan(&all_from(50, 9)).end;
-    assert_eq!(end, ScanEnd::RemoteAhead { local_first_offset: 0, local_next_offset: 10 });
+    assert_eq!(
+        end,
+        ScanEnd::RemoteAhead {
+            local_first_offset: 0,
+            local_next_offset: 10
+        }
+    );
 }
 
 #[test]
 fn no_log_yet_is_empty() {
     let directory = tempfile::tempdir().expect("a directory");
-    assert_eq!(scanner(directory.path()).scan(&all_from(0, 0)).end, ScanEnd::Empty);
-    assert_eq!(scanner(&directory.path().join("missing")).scan(&all_from(0, 0)).end, ScanEnd::Empty);
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(0, 0)).end,
+        ScanEnd::Empty
+    );
+    assert_eq!(
+        scanner(&directory.path().join("missing"))
+            .scan(&all_from(0, 0))
+            .end,
+        ScanEnd::Empty
+    );
     let _log = TestLog::create(directory.path(), 7);
-    assert_eq!(scanner(directory.path()).scan(&all_from(9, 8)).end, ScanEnd::Empty);
-    std::fs::write(directory.path().join(segment::file_name(7)), b"").expect("a file without a header yet");
-    assert_eq!(scanner(directory.path()).scan(&all_from(7, 8)).end, ScanEnd::Empty);
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(9, 8)).end,
+        ScanEnd::Empty
+    );
+    std::fs::write(directory.path().join(segment::file_name(7)), b"")
+        .expect("a file without a header yet");
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(7, 8)).end,
+        ScanEnd::Empty
+    );
 }
 
 fn assert_failed(end: &ScanEnd, part: &str) {
-    assert!(matches!(end, ScanEnd::Failed { reason } if reason.contains(part)), "{end:?}");
+    assert!(
+        matches!(end, ScanEnd::Failed { reason } if reason.contains(part)),
+        "{end:?}"
+    );
 }
 
 #[test]
@@ -167,15 +250,22 @@ fn damage_is_told_and_never_skipped() {
     assert_same(&batch.chunks, &log.chunks[..9]);
     assert_failed(&batch.end, "cut off");
     file.set_len(log.chunks[9].position + 20).expect("cut");
-    assert_eq!(scanner(directory.path()).scan(&all_from(0, 9)).chunks.len(), 9);
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(0, 9)).chunks.len(),
+        9
+    );
 
-    file.write_at(&[0x51], log.chunks[5].position).expect("damaged");
+    file.write_at(&[0x51], log.chunks[5].position)
+        .expect("damaged");
     let batch = scanner(directory.path()).scan(&all_from(0, 8));
     assert_same(&batch.chunks, &log.chunks[..5]);
     assert_failed(&batch.end, "magic 5");
 
     file.write_at(b"OSIX", 0).expect("damaged");
-    assert_failed(&scanner(directory.path()).scan(&all_from(0, 8)).end, "known version");
+    assert_failed(
+        &scanner(directory.path()).scan(&all_from(0, 8)).end,
+        "known version",
+    );
 }
 
 #[test]
@@ -191,16 +281,23 @@ fn committed_but_missing_is_a_failure() {
 fn an_offset_inside_a_chunk_is_a_failure() {
     let (directory, mut log) = log();
     log.append(&TestChunk::user(10, vec![1; 10]));
-    assert_failed(&scanner(directory.path()).scan(&all_from(4, 0)).end, "inside the chunk 0..10");
+    assert_failed(
+        &scanner(directory.path()).scan(&all_from(4, 0)).end,
+        "inside the chunk 0..10",
+    );
 }
 
 #[test]
 fn an_index_that_lies_is_not_believed() {
     let (directory, mut log) = log();
     log.append_many(10, 100);
-    let path = directory.path().join(segment::file_name(0)).with_extension("index");
+    let path = directory
+        .path()
+        .join(segment::file_name(0))
+        .with_extension("index");
     let file = OpenOptions::new().write(true).open(path).expect("opened");
-    file.write_at(&77u32.to_be_bytes(), 8 + 5 * 29 + 24).expect("damaged");
+    file.write_at(&77u32.to_be_bytes(), 8 + 5 * 29 + 24)
+        .expect("damaged");
     let batch = scanner(directory.path()).scan(&all_from(5, 9));
     assert_same(&batch.chunks, &log.chunks[5..]);
 }
@@ -209,12 +306,23 @@ fn an_index_that_lies_is_not_believed() {
 fn a_huge_chunk_costs_its_header_only() {
     let (directory, mut log) = log();
     for _ in 0..4 {
-        log.append(&TestChunk { trailer: vec![9; 700_000], ..TestChunk::user(1, vec![3; 3 << 20]) });
+        log.append(&TestChunk {
+            trailer: vec![9; 700_000],
+            ..TestChunk::user(1, vec![3; 3 << 20])
+        });
     }
     log.append_many(1, 10);
     let stats = Arc::new(Stats::default());
-    let mut scanner = Scanner::new(directory.path().to_owned(), Arc::new(BufferPool::new()), Arc::clone(&stats));
+    let mut scanner = Scanner::new(
+        directory.path().to_owned(),
+        Arc::new(BufferPool::new()),
+        Arc::clone(&stats),
+    );
     let batch = scanner.scan(&all_from(0, log.last_chunk_id()));
     assert_same(&batch.chunks, &log.chunks);
-    assert!(stats.scan_read_bytes.get() < 4 * 700_000 + 600_000, "{}", stats.scan_read_bytes.get());
+    assert!(
+        stats.scan_read_bytes.get() < 4 * 700_000 + 600_000,
+        "{}",
+        stats.scan_read_bytes.get()
+    );
 }

@@ -24,7 +24,10 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn start() -> Arc<Self> {
-        Arc::new(Self { started: Instant::now(), last_ms: AtomicU64::new(0) })
+        Arc::new(Self {
+            started: Instant::now(),
+            last_ms: AtomicU64::new(0),
+        })
     }
 
     /// Bytes moved now.
@@ -66,7 +69,11 @@ pub(super) struct FramedBody {
 
 impl FramedBody {
     pub(super) fn new(frames: BodyFrames, len_bytes: u64, progress: Arc<Progress>) -> Self {
-        Self { frames, remaining_bytes: len_bytes, progress }
+        Self {
+            frames,
+            remaining_bytes: len_bytes,
+            progress,
+        }
     }
 }
 
@@ -111,7 +118,10 @@ mod tests {
 
     use super::*;
 
-    async fn drain(frames: Vec<Result<Bytes, StoreError>>, len_bytes: u64) -> Result<u64, StoreError> {
+    async fn drain(
+        frames: Vec<Result<Bytes, StoreError>>,
+        len_bytes: u64,
+    ) -> Result<u64, StoreError> {
         let (sender, receiver) = mpsc::channel(frames.len().max(1));
         for frame in frames {
             sender.send(frame).await.expect("room for all");
@@ -127,10 +137,21 @@ mod tests {
 
     #[tokio::test]
     async fn the_length_is_what_was_announced_or_an_error() {
-        let frames = || vec![Ok(Bytes::from_static(b"abc")), Ok(Bytes::from_static(b"de"))];
+        let frames = || {
+            vec![
+                Ok(Bytes::from_static(b"abc")),
+                Ok(Bytes::from_static(b"de")),
+            ]
+        };
         assert_eq!(drain(frames(), 5).await, Ok(5));
-        assert_eq!(drain(frames(), 6).await.map_err(|e| e.kind()), Err(StoreErrorKind::LocalRead));
-        assert_eq!(drain(frames(), 4).await.map_err(|e| e.kind()), Err(StoreErrorKind::LocalRead));
+        assert_eq!(
+            drain(frames(), 6).await.map_err(|e| e.kind()),
+            Err(StoreErrorKind::LocalRead)
+        );
+        assert_eq!(
+            drain(frames(), 4).await.map_err(|e| e.kind()),
+            Err(StoreErrorKind::LocalRead)
+        );
     }
 
     #[tokio::test(start_paused = true)]

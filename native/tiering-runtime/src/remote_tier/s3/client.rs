@@ -5,11 +5,12 @@
 use std::path::Path;
 
 use aws_sdk_s3::Client;
-use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
-    SharedCredentialsProvider, SharedHttpClient, StalledStreamProtectionConfig,
+    BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation,
+    ResponseChecksumValidation, SharedCredentialsProvider, SharedHttpClient,
+    StalledStreamProtectionConfig,
 };
 use aws_smithy_http_client::Builder as HttpBuilder;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
@@ -22,18 +23,30 @@ use crate::settings::Config;
 
 /// Reads and checks a PEM file. The SDK panics on one that does not parse, so nothing unchecked may reach it.
 fn read_authorities(path: &Path) -> Result<Vec<u8>, StoreError> {
-    let refuse = |text: String| StoreError::new(StoreErrorKind::Tls, format!("{}: {text}", path.display()));
+    let refuse =
+        |text: String| StoreError::new(StoreErrorKind::Tls, format!("{}: {text}", path.display()));
     let pem = std::fs::read(path).map_err(|error| refuse(error.to_string()))?;
     let mut roots = rustls::RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|error| refuse(format!("not a PEM certificate: {error:?}")))?;
-        roots.add(certificate).map_err(|error| refuse(error.to_string()))?;
+        let certificate =
+            certificate.map_err(|error| refuse(format!("not a PEM certificate: {error:?}")))?;
+        roots
+            .add(certificate)
+            .map_err(|error| refuse(error.to_string()))?;
     }
-    if roots.is_empty() { Err(refuse("holds no certificate".to_owned())) } else { Ok(pem) }
+    if roots.is_empty() {
+        Err(refuse("holds no certificate".to_owned()))
+    } else {
+        Ok(pem)
+    }
 }
 
 fn http_client(config: &Config, authorities: Option<Vec<u8>>) -> SharedHttpClient {
-    if config.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://")) {
+    if config
+        .endpoint
+        .as_deref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"))
+    {
         return HttpBuilder::new().build_http();
     }
     let trust_store = match authorities {
@@ -50,13 +63,18 @@ fn http_client(config: &Config, authorities: Option<Vec<u8>>) -> SharedHttpClien
 
 async fn credentials(config: &Config) -> Option<SharedCredentialsProvider> {
     if let (Some(key_id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
-        let token = config.session_token.as_ref().map(|token| token.expose().to_owned());
+        let token = config
+            .session_token
+            .as_ref()
+            .map(|token| token.expose().to_owned());
         let keys = Credentials::new(key_id, secret.expose(), token, None, "rabbitmq_stream_s3");
         return Some(SharedCredentialsProvider::new(keys));
     }
     // Metadata endpoints of instances and containers are plain http, web identity is https to AWS itself:
     // the system's authorities are right for them, whatever the bucket's endpoint uses.
-    let http_client = HttpBuilder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
+    let http_client = HttpBuilder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build_https();
     let chain = aws_config::defaults(BehaviorVersion::latest())
         .region(Region::new(config.region.clone()))
         .http_client(http_client)
@@ -71,11 +89,16 @@ pub(super) async fn connect(config: &Config) -> Result<Client, StoreError> {
         None => None,
         Some(path) => {
             let reading = tokio::task::spawn_blocking(move || read_authorities(&path)).await;
-            Some(reading.map_err(|error| StoreError::new(StoreErrorKind::Tls, error.to_string()))??)
+            Some(
+                reading
+                    .map_err(|error| StoreError::new(StoreErrorKind::Tls, error.to_string()))??,
+            )
         }
     };
     // Only connecting is timed by the SDK: its read timeout runs while the body is sent, which is wrong for large objects.
-    let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout()).build();
+    let timeouts = TimeoutConfig::builder()
+        .connect_timeout(config.connect_timeout())
+        .build();
     let mut builder = Builder::new()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new(config.region.clone()))
@@ -104,9 +127,17 @@ mod tests {
         assert!(read_authorities(&path).is_err(), "missing");
         std::fs::write(&path, "not a certificate").expect("written");
         assert!(read_authorities(&path).is_err(), "empty");
-        std::fs::write(&path, "-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----\n").expect("written");
+        std::fs::write(
+            &path,
+            "-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----\n",
+        )
+        .expect("written");
         assert!(read_authorities(&path).is_err(), "not base64");
-        std::fs::write(&path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").expect("written");
+        std::fs::write(
+            &path,
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        )
+        .expect("written");
         assert!(read_authorities(&path).is_err(), "not DER");
     }
 }

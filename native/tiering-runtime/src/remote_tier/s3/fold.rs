@@ -50,13 +50,14 @@ pub(super) fn body_error(error: &(dyn Error + 'static)) -> StoreError {
 }
 
 fn answer(status: u16, code: Option<&str>, message: Option<&str>) -> StoreError {
-    let kind = code
-        .and_then(StoreErrorKind::from_code)
-        .unwrap_or_else(|| match StoreErrorKind::from_status(status) {
-            // An error document in an answer that says "fine" (or something that is not S3 at all).
-            StoreErrorKind::Unexpected(200..=299) => StoreErrorKind::Malformed,
-            kind => kind,
-        });
+    let kind =
+        code.and_then(StoreErrorKind::from_code).unwrap_or_else(
+            || match StoreErrorKind::from_status(status) {
+                // An error document in an answer that says "fine" (or something that is not S3 at all).
+                StoreErrorKind::Unexpected(200..=299) => StoreErrorKind::Malformed,
+                kind => kind,
+            },
+        );
     let mut text = format!("{status} {}", code.unwrap_or("without a code"));
     if let Some(message) = message.filter(|message| !message.is_empty()) {
         text.push_str(": ");
@@ -76,14 +77,21 @@ fn chain_error(error: &(dyn Error + 'static), otherwise: StoreErrorKind) -> Stor
             return StoreError::new(StoreErrorKind::Tls, shorten(error.to_string()));
         }
         // An I/O error's source() is that of the error inside it, which would be skipped.
-        next = match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        next = match error
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref)
+        {
             Some(inner) => Some(inner),
             None => error.source(),
         };
     }
     let text = chain_text(error);
     // The SDK has no kind for "no credentials found" or "they could not be loaded"; its text is stable enough to say so.
-    let kind = if text.contains("credentials") { StoreErrorKind::AccessDenied } else { otherwise };
+    let kind = if text.contains("credentials") {
+        StoreErrorKind::AccessDenied
+    } else {
+        otherwise
+    };
     StoreError::new(kind, text)
 }
 
@@ -103,7 +111,10 @@ fn chain_text(error: &(dyn Error + 'static)) -> String {
 
 fn shorten(mut text: String) -> String {
     if text.len() > TEXT_BYTES_MAX {
-        let end = (0..=TEXT_BYTES_MAX).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let end = (0..=TEXT_BYTES_MAX)
+            .rev()
+            .find(|&end| text.is_char_boundary(end))
+            .unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -116,17 +127,34 @@ mod tests {
 
     #[test]
     fn the_code_wins_over_the_status() {
-        assert_eq!(answer(404, Some("NoSuchBucket"), None).kind(), StoreErrorKind::NoSuchBucket);
-        assert_eq!(answer(503, Some("SlowDown"), Some("x")).kind(), StoreErrorKind::Throttled);
-        assert_eq!(answer(400, Some("BadDigest"), None).kind(), StoreErrorKind::Checksum);
-        assert_eq!(answer(403, Some("Whatever"), None).kind(), StoreErrorKind::AccessDenied);
+        assert_eq!(
+            answer(404, Some("NoSuchBucket"), None).kind(),
+            StoreErrorKind::NoSuchBucket
+        );
+        assert_eq!(
+            answer(503, Some("SlowDown"), Some("x")).kind(),
+            StoreErrorKind::Throttled
+        );
+        assert_eq!(
+            answer(400, Some("BadDigest"), None).kind(),
+            StoreErrorKind::Checksum
+        );
+        assert_eq!(
+            answer(403, Some("Whatever"), None).kind(),
+            StoreErrorKind::AccessDenied
+        );
         assert_eq!(answer(200, None, None).kind(), StoreErrorKind::Malformed);
-        assert_eq!(answer(501, Some("NotImplemented"), None).kind(), StoreErrorKind::Unexpected(501));
+        assert_eq!(
+            answer(501, Some("NotImplemented"), None).kind(),
+            StoreErrorKind::Unexpected(501)
+        );
     }
 
     #[test]
     fn long_answers_are_cut_at_a_character() {
-        let text = answer(500, Some("InternalError"), Some(&"ä".repeat(2000))).text().to_owned();
+        let text = answer(500, Some("InternalError"), Some(&"ä".repeat(2000)))
+            .text()
+            .to_owned();
         assert!(text.len() < TEXT_BYTES_MAX + 8);
     }
 }

@@ -19,8 +19,8 @@ use tokio::sync::OnceCell;
 
 use self::body::{FramedBody, Progress};
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier, StoreError,
-    StoreErrorKind, StoreFuture,
+    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier,
+    StoreError, StoreErrorKind, StoreFuture,
 };
 use crate::settings::Config;
 
@@ -35,23 +35,40 @@ impl S3RemoteTier {
     /// A store for these settings. Makes no request and reads no file.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        Self { config: config.clone(), client: OnceCell::new() }
+        Self {
+            config: config.clone(),
+            client: OnceCell::new(),
+        }
     }
 
     async fn client(&self) -> Result<&Client, StoreError> {
-        self.client.get_or_try_init(|| client::connect(&self.config)).await
+        self.client
+            .get_or_try_init(|| client::connect(&self.config))
+            .await
     }
 
     fn silence_limit(&self) -> Duration {
         // The SDK times the connecting by itself; the silence limit must not cut that short.
-        self.config.request_timeout().max(self.config.connect_timeout())
+        self.config
+            .request_timeout()
+            .max(self.config.connect_timeout())
     }
 
-    async fn put_object(&self, request: PutRequest, progress: Arc<Progress>) -> Result<(), StoreError> {
-        let PutRequest { key, body, crc32, metadata } = request;
+    async fn put_object(
+        &self,
+        request: PutRequest,
+        progress: Arc<Progress>,
+    ) -> Result<(), StoreError> {
+        let PutRequest {
+            key,
+            body,
+            crc32,
+            metadata,
+        } = request;
         let len_bytes = body.len_bytes();
-        let content_length = i64::try_from(len_bytes)
-            .map_err(|_| StoreError::new(StoreErrorKind::TooLarge, "longer than any object can be"))?;
+        let content_length = i64::try_from(len_bytes).map_err(|_| {
+            StoreError::new(StoreErrorKind::TooLarge, "longer than any object can be")
+        })?;
         let body = match body {
             PutBody::Bytes(bytes) => SdkBody::from(bytes),
             PutBody::Source(source) => {
@@ -85,7 +102,12 @@ impl S3RemoteTier {
             .map_err(|error| fold::sdk_error(&error))
     }
 
-    async fn get_object(&self, key: &str, max_bytes: u64, progress: &Progress) -> Result<Bytes, StoreError> {
+    async fn get_object(
+        &self,
+        key: &str,
+        max_bytes: u64,
+        progress: &Progress,
+    ) -> Result<Bytes, StoreError> {
         let answer = self
             .client()
             .await?
@@ -111,7 +133,10 @@ impl S3RemoteTier {
         progress: &Progress,
     ) -> Result<Bytes, StoreError> {
         let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else {
-            return Err(StoreError::new(StoreErrorKind::InvalidRange, format!("{range:?} is empty")));
+            return Err(StoreError::new(
+                StoreErrorKind::InvalidRange,
+                format!("{range:?} is empty"),
+            ));
         };
         let answer = self
             .client()
@@ -132,11 +157,17 @@ impl S3RemoteTier {
             .and_then(|start| start.trim().parse::<u64>().ok())
             == Some(range.start);
         if !starts_there {
-            return Err(StoreError::new(StoreErrorKind::Malformed, "the answer is not the range asked for"));
+            return Err(StoreError::new(
+                StoreErrorKind::Malformed,
+                "the answer is not the range asked for",
+            ));
         }
         let announced = announced_length(answer.content_length())?;
         if announced > range.end - range.start {
-            return Err(StoreError::new(StoreErrorKind::Malformed, "the answer is longer than the range asked for"));
+            return Err(StoreError::new(
+                StoreErrorKind::Malformed,
+                "the answer is longer than the range asked for",
+            ));
         }
         collect(answer.body, announced, progress).await
     }
@@ -151,7 +182,11 @@ impl S3RemoteTier {
             .send()
             .await
             .map_err(|error| fold::sdk_error(&error))?;
-        let metadata = answer.metadata().map(|all| all.iter().map(|(k, v)| (k.to_lowercase(), v.clone())).collect());
+        let metadata = answer.metadata().map(|all| {
+            all.iter()
+                .map(|(k, v)| (k.to_lowercase(), v.clone()))
+                .collect()
+        });
         Ok(ObjectMeta {
             size_bytes: announced_length(answer.content_length())?,
             metadata: metadata.unwrap_or_default(),
@@ -186,15 +221,24 @@ impl S3RemoteTier {
         };
         let objects = answer.contents.unwrap_or_default().into_iter();
         let objects = objects.filter_map(|object| {
-            let size_bytes = object.size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+            let size_bytes = object
+                .size
+                .and_then(|size| u64::try_from(size).ok())
+                .unwrap_or(0);
             object.key.map(|key| ListedObject { key, size_bytes })
         });
-        Ok(ListPage { objects: objects.collect(), next_token })
+        Ok(ListPage {
+            objects: objects.collect(),
+            next_token,
+        })
     }
 
     async fn delete_objects(&self, keys: &[String]) -> Result<DeleteOutcome, StoreError> {
         if keys.is_empty() {
-            return Ok(DeleteOutcome { deleted: 0, failed: Vec::new() });
+            return Ok(DeleteOutcome {
+                deleted: 0,
+                failed: Vec::new(),
+            });
         }
         if keys.len() > KEYS_MAX {
             let text = format!("{} keys, at most {KEYS_MAX} are possible", keys.len());
@@ -203,10 +247,15 @@ impl S3RemoteTier {
         let build = |error: aws_sdk_s3::error::BuildError| {
             StoreError::new(StoreErrorKind::Unexpected(0), error.to_string())
         };
-        let identifiers: Result<Vec<_>, _> =
-            keys.iter().map(|key| ObjectIdentifier::builder().key(key).build()).collect();
-        let delete =
-            Delete::builder().set_objects(Some(identifiers.map_err(build)?)).quiet(true).build().map_err(build)?;
+        let identifiers: Result<Vec<_>, _> = keys
+            .iter()
+            .map(|key| ObjectIdentifier::builder().key(key).build())
+            .collect();
+        let delete = Delete::builder()
+            .set_objects(Some(identifiers.map_err(build)?))
+            .quiet(true)
+            .build()
+            .map_err(build)?;
         let answer = self
             .client()
             .await?
@@ -226,17 +275,29 @@ impl S3RemoteTier {
                 (error.key.unwrap_or_default(), reason)
             })
             .collect();
-        Ok(DeleteOutcome { deleted: keys.len().saturating_sub(failed.len()), failed })
+        Ok(DeleteOutcome {
+            deleted: keys.len().saturating_sub(failed.len()),
+            failed,
+        })
     }
 }
 
 fn announced_length(content_length: Option<i64>) -> Result<u64, StoreError> {
     content_length
         .and_then(|length| u64::try_from(length).ok())
-        .ok_or_else(|| StoreError::new(StoreErrorKind::Malformed, "the answer does not say how long it is"))
+        .ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::Malformed,
+                "the answer does not say how long it is",
+            )
+        })
 }
 
-async fn collect(mut body: ByteStream, announced: u64, progress: &Progress) -> Result<Bytes, StoreError> {
+async fn collect(
+    mut body: ByteStream,
+    announced: u64,
+    progress: &Progress,
+) -> Result<Bytes, StoreError> {
     let malformed = |text: &str| StoreError::new(StoreErrorKind::Malformed, text);
     // `announced` is at most what the caller allows, so a lying store can make us allocate no more than that.
     let capacity = usize::try_from(announced).map_err(|_| malformed("longer than memory"))?;
@@ -255,7 +316,10 @@ async fn collect(mut body: ByteStream, announced: u64, progress: &Progress) -> R
     if bytes.len() == capacity {
         Ok(bytes.freeze())
     } else {
-        Err(StoreError::new(StoreErrorKind::Connection, "the answer ended early"))
+        Err(StoreError::new(
+            StoreErrorKind::Connection,
+            "the answer ended early",
+        ))
     }
 }
 
@@ -263,42 +327,81 @@ impl RemoteTier for S3RemoteTier {
     fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let progress = Progress::start();
-            progress.guard(self.silence_limit(), self.put_object(request, Arc::clone(&progress))).await
+            progress
+                .guard(
+                    self.silence_limit(),
+                    self.put_object(request, Arc::clone(&progress)),
+                )
+                .await
         })
     }
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         Box::pin(async move {
             let progress = Progress::start();
-            progress.guard(self.silence_limit(), self.get_object(key, max_bytes, &progress)).await
+            progress
+                .guard(
+                    self.silence_limit(),
+                    self.get_object(key, max_bytes, &progress),
+                )
+                .await
         })
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
         Box::pin(async move {
             let progress = Progress::start();
-            progress.guard(self.silence_limit(), self.get_object_range(key, range, &progress)).await
+            progress
+                .guard(
+                    self.silence_limit(),
+                    self.get_object_range(key, range, &progress),
+                )
+                .await
         })
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
-        Box::pin(async move { Progress::start().guard(self.silence_limit(), self.head_object(key)).await })
+        Box::pin(async move {
+            Progress::start()
+                .guard(self.silence_limit(), self.head_object(key))
+                .await
+        })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, token: Option<&'a str>, max_keys: usize) -> StoreFuture<'a, ListPage> {
+    fn list<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+        max_keys: usize,
+    ) -> StoreFuture<'a, ListPage> {
         Box::pin(async move {
-            Progress::start().guard(self.silence_limit(), self.list_objects(prefix, token, max_keys)).await
+            Progress::start()
+                .guard(
+                    self.silence_limit(),
+                    self.list_objects(prefix, token, max_keys),
+                )
+                .await
         })
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
-        Box::pin(async move { Progress::start().guard(self.silence_limit(), self.delete_objects(keys)).await })
+        Box::pin(async move {
+            Progress::start()
+                .guard(self.silence_limit(), self.delete_objects(keys))
+                .await
+        })
     }
 
     fn probe(&self) -> StoreFuture<'_, ()> {
         // A listing names the reason in its body, which HEAD cannot; and without the right to list nothing works anyway.
         Box::pin(async move {
-            Progress::start().guard(self.silence_limit(), self.list_objects(&self.config.prefix, None, 1)).await.map(drop)
+            Progress::start()
+                .guard(
+                    self.silence_limit(),
+                    self.list_objects(&self.config.prefix, None, 1),
+                )
+                .await
+                .map(drop)
         })
     }
 }

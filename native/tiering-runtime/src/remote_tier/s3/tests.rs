@@ -24,7 +24,10 @@ async fn serve_once(listener: TcpListener, response: Vec<u8>) -> Request {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             break end;
         }
-        assert!(socket.read_buf(&mut bytes).await.expect("a request") > 0, "ended inside the head");
+        assert!(
+            socket.read_buf(&mut bytes).await.expect("a request") > 0,
+            "ended inside the head"
+        );
     };
     let head = String::from_utf8_lossy(&bytes[..head_end]).into_owned();
     let mut lines = head.split("\r\n");
@@ -33,14 +36,23 @@ async fn serve_once(listener: TcpListener, response: Vec<u8>) -> Request {
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
         .collect();
-    let length: usize = headers.get("content-length").map_or(0, |length| length.parse().expect("a number"));
+    let length: usize = headers
+        .get("content-length")
+        .map_or(0, |length| length.parse().expect("a number"));
     let mut body = bytes.split_off(head_end + 4);
     while body.len() < length {
-        assert!(socket.read_buf(&mut body).await.expect("a body") > 0, "ended inside the body");
+        assert!(
+            socket.read_buf(&mut body).await.expect("a body") > 0,
+            "ended inside the body"
+        );
     }
     socket.write_all(&response).await.expect("answered");
     socket.shutdown().await.expect("closed");
-    Request { line, headers, body }
+    Request {
+        line,
+        headers,
+        body,
+    }
 }
 
 fn config(endpoint: String) -> Config {
@@ -82,34 +94,62 @@ impl BodySource for Frames {
     fn open(&self) -> BodyFrames {
         let (sender, receiver) = mpsc::channel(self.0.len());
         for frame in &self.0 {
-            sender.try_send(Ok(Bytes::from_static(frame))).expect("room for all");
+            sender
+                .try_send(Ok(Bytes::from_static(frame)))
+                .expect("room for all");
         }
         receiver
     }
 }
 
 fn assert_put_on_the_wire(request: &Request, bytes: &[u8]) {
-    assert_eq!(request.line.split('?').next(), Some("PUT /bucket/a/key"), "{}", request.line);
+    assert_eq!(
+        request.line.split('?').next(),
+        Some("PUT /bucket/a/key"),
+        "{}",
+        request.line
+    );
     let header = |name: &str| request.headers.get(name).map(String::as_str);
-    assert_eq!(header("content-length"), Some(bytes.len().to_string().as_str()));
+    assert_eq!(
+        header("content-length"),
+        Some(bytes.len().to_string().as_str())
+    );
     assert_eq!(header("x-amz-content-sha256"), Some("UNSIGNED-PAYLOAD"));
     let checksum = log_format::crc::to_base64(log_format::crc::crc32(bytes));
     assert_eq!(header("x-amz-checksum-crc32"), Some(checksum.as_str()));
     assert_eq!(header("x-amz-sdk-checksum-algorithm"), Some("CRC32"));
     assert_eq!(header("x-amz-meta-stream"), Some("s1"));
-    for absent in ["transfer-encoding", "content-encoding", "x-amz-trailer", "expect"] {
+    for absent in [
+        "transfer-encoding",
+        "content-encoding",
+        "x-amz-trailer",
+        "expect",
+    ] {
         assert_eq!(header(absent), None, "{absent}");
     }
-    let signed = header("authorization").and_then(|value| value.split("SignedHeaders=").nth(1)).unwrap_or_default();
-    for name in ["x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm", "x-amz-content-sha256", "x-amz-meta-stream"] {
-        assert!(signed.contains(name), "{name} is not among the signed headers {signed}");
+    let signed = header("authorization")
+        .and_then(|value| value.split("SignedHeaders=").nth(1))
+        .unwrap_or_default();
+    for name in [
+        "x-amz-checksum-crc32",
+        "x-amz-sdk-checksum-algorithm",
+        "x-amz-content-sha256",
+        "x-amz-meta-stream",
+    ] {
+        assert!(
+            signed.contains(name),
+            "{name} is not among the signed headers {signed}"
+        );
     }
     assert_eq!(request.body, bytes);
 }
 
 async fn put_on_the_wire(body: PutBody, bytes: &[u8]) {
     let (tier, listener) = tier_and_listener().await;
-    let server = tokio::spawn(serve_once(listener, response("200 OK", &[("etag", "\"x\"")], "")));
+    let server = tokio::spawn(serve_once(
+        listener,
+        response("200 OK", &[("etag", "\"x\"")], ""),
+    ));
     let put = PutRequest {
         key: "a/key".to_owned(),
         body,
@@ -145,24 +185,43 @@ where
 #[tokio::test]
 async fn a_lying_length_is_refused_before_it_is_believed() {
     let huge = [("content-length", "1099511627776")];
-    let kind = outcome_of(response("200 OK", &huge, "x"), async |tier| tier.get("k", 1 << 20).await).await;
+    let kind = outcome_of(response("200 OK", &huge, "x"), async |tier| {
+        tier.get("k", 1 << 20).await
+    })
+    .await;
     assert_eq!(kind, Err(StoreErrorKind::TooLarge));
 
     let short = [("content-length", "10")];
-    let kind = outcome_of(response("200 OK", &short, "short"), async |tier| tier.get("k", 1 << 20).await).await;
+    let kind = outcome_of(response("200 OK", &short, "short"), async |tier| {
+        tier.get("k", 1 << 20).await
+    })
+    .await;
     assert_eq!(kind, Err(StoreErrorKind::Connection));
 }
 
 #[tokio::test]
 async fn a_range_is_the_range_or_an_error() {
     let range = [("content-range", "bytes 3-6/20")];
-    let bytes = outcome_of(response("206 Partial Content", &range, "3456"), async |tier| tier.get_range("k", 3..7).await);
+    let bytes = outcome_of(
+        response("206 Partial Content", &range, "3456"),
+        async |tier| tier.get_range("k", 3..7).await,
+    );
     assert_eq!(bytes.await, Ok(Bytes::from_static(b"3456")));
 
-    let kind = outcome_of(response("200 OK", &[], "0123"), async |tier| tier.get_range("k", 3..7).await).await;
-    assert_eq!(kind, Err(StoreErrorKind::Malformed), "the range was ignored");
+    let kind = outcome_of(response("200 OK", &[], "0123"), async |tier| {
+        tier.get_range("k", 3..7).await
+    })
+    .await;
+    assert_eq!(
+        kind,
+        Err(StoreErrorKind::Malformed),
+        "the range was ignored"
+    );
 
-    let kind = outcome_of(response("206 Partial Content", &range, "345678"), async |tier| tier.get_range("k", 3..7).await);
+    let kind = outcome_of(
+        response("206 Partial Content", &range, "345678"),
+        async |tier| tier.get_range("k", 3..7).await,
+    );
     assert_eq!(kind.await, Err(StoreErrorKind::Malformed), "too long");
 
     let kind = outcome_of(Vec::new(), async |tier| tier.get_range("k", 7..7).await).await;
@@ -176,32 +235,90 @@ fn error_document(code: &str) -> String {
 #[tokio::test]
 async fn answers_become_kinds() {
     for (status, body, kind) in [
-        ("404 Not Found", error_document("NoSuchKey"), StoreErrorKind::NotFound),
-        ("404 Not Found", error_document("NoSuchBucket"), StoreErrorKind::NoSuchBucket),
-        ("403 Forbidden", error_document("SignatureDoesNotMatch"), StoreErrorKind::AccessDenied),
-        ("503 Service Unavailable", error_document("SlowDown"), StoreErrorKind::Throttled),
-        ("500 Internal Server Error", "no xml".to_owned(), StoreErrorKind::Server),
-        ("502 Bad Gateway", "<html>".to_owned(), StoreErrorKind::Server),
-        ("400 Bad Request", error_document("BadDigest"), StoreErrorKind::Checksum),
-        ("301 Moved Permanently", error_document("PermanentRedirect"), StoreErrorKind::WrongRegion),
-        ("429 Too Many Requests", String::new(), StoreErrorKind::Throttled),
-        ("501 Not Implemented", error_document("NotImplemented"), StoreErrorKind::Unexpected(501)),
+        (
+            "404 Not Found",
+            error_document("NoSuchKey"),
+            StoreErrorKind::NotFound,
+        ),
+        (
+            "404 Not Found",
+            error_document("NoSuchBucket"),
+            StoreErrorKind::NoSuchBucket,
+        ),
+        (
+            "403 Forbidden",
+            error_document("SignatureDoesNotMatch"),
+            StoreErrorKind::AccessDenied,
+        ),
+        (
+            "503 Service Unavailable",
+            error_document("SlowDown"),
+            StoreErrorKind::Throttled,
+        ),
+        (
+            "500 Internal Server Error",
+            "no xml".to_owned(),
+            StoreErrorKind::Server,
+        ),
+        (
+            "502 Bad Gateway",
+            "<html>".to_owned(),
+            StoreErrorKind::Server,
+        ),
+        (
+            "400 Bad Request",
+            error_document("BadDigest"),
+            StoreErrorKind::Checksum,
+        ),
+        (
+            "301 Moved Permanently",
+            error_document("PermanentRedirect"),
+            StoreErrorKind::WrongRegion,
+        ),
+        (
+            "429 Too Many Requests",
+            String::new(),
+            StoreErrorKind::Throttled,
+        ),
+        (
+            "501 Not Implemented",
+            error_document("NotImplemented"),
+            StoreErrorKind::Unexpected(501),
+        ),
     ] {
-        let outcome = outcome_of(response(status, &[], &body), async |tier| tier.get("k", 1024).await).await;
+        let outcome = outcome_of(response(status, &[], &body), async |tier| {
+            tier.get("k", 1024).await
+        })
+        .await;
         assert_eq!(outcome, Err(kind), "{status} {body}");
     }
 }
 
 #[tokio::test]
 async fn nonsense_is_an_error_not_a_panic() {
-    for body in ["", "hello", "<ListBucketResult>", "<html><body>proxy</body></html>", "\u{0}\u{1}"] {
-        let outcome = outcome_of(response("200 OK", &[], body), async |tier| tier.list("p", None, 10).await).await;
+    for body in [
+        "",
+        "hello",
+        "<ListBucketResult>",
+        "<html><body>proxy</body></html>",
+        "\u{0}\u{1}",
+    ] {
+        let outcome = outcome_of(response("200 OK", &[], body), async |tier| {
+            tier.list("p", None, 10).await
+        })
+        .await;
         assert!(outcome.is_err(), "{body:?} {outcome:?}");
     }
-    let outcome = outcome_of(b"this is not http\r\n\r\n".to_vec(), async |tier| tier.get("k", 10).await).await;
+    let outcome = outcome_of(b"this is not http\r\n\r\n".to_vec(), async |tier| {
+        tier.get("k", 10).await
+    })
+    .await;
     assert!(outcome.is_err(), "{outcome:?}");
     let endless = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>";
-    let outcome = outcome_of(response("200 OK", &[], endless), async |tier| tier.list("p", None, 10).await).await;
+    let outcome = outcome_of(response("200 OK", &[], endless), async |tier| {
+        tier.list("p", None, 10).await
+    })
+    .await;
     assert_eq!(outcome, Err(StoreErrorKind::Malformed));
 }
 
@@ -217,7 +334,11 @@ async fn nobody_there_is_a_connection_error() {
 async fn silence_is_a_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
-    let settings = Config { request_timeout_ms: 50, connect_timeout_ms: 50, ..config(endpoint) };
+    let settings = Config {
+        request_timeout_ms: 50,
+        connect_timeout_ms: 50,
+        ..config(endpoint)
+    };
     let tier = S3RemoteTier::new(&settings);
     // The listener's backlog takes the connection; nobody ever answers.
     let kind = tier.get("k", 10).await.map_err(|error| error.kind());
@@ -234,10 +355,17 @@ async fn plain_http_where_tls_is_spoken_is_a_tls_error() {
         let (mut socket, _) = listener.accept().await.expect("a connection");
         let mut hello = [0; 16];
         socket.read_exact(&mut hello).await.expect("a client hello");
-        socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.expect("answered");
+        socket
+            .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            .await
+            .expect("answered");
     });
     let outcome = tier.get("k", 10).await;
-    assert_eq!(outcome.as_ref().map_err(StoreError::kind), Err(StoreErrorKind::Tls), "{outcome:?}");
+    assert_eq!(
+        outcome.as_ref().map_err(StoreError::kind),
+        Err(StoreErrorKind::Tls),
+        "{outcome:?}"
+    );
     server.abort();
 }
 
@@ -251,16 +379,27 @@ async fn a_source_that_breaks_off_says_why() {
 
         fn open(&self) -> BodyFrames {
             let (sender, receiver) = mpsc::channel(2);
-            sender.try_send(Ok(Bytes::from_static(b"some"))).expect("room");
-            sender.try_send(Err(StoreError::new(StoreErrorKind::LocalRead, "gone"))).expect("room");
+            sender
+                .try_send(Ok(Bytes::from_static(b"some")))
+                .expect("room");
+            sender
+                .try_send(Err(StoreError::new(StoreErrorKind::LocalRead, "gone")))
+                .expect("room");
             receiver
         }
     }
     let (tier, listener) = tier_and_listener().await;
     let accepting = tokio::spawn(async move { listener.accept().await });
-    let put =
-        PutRequest { key: "k".to_owned(), body: PutBody::Source(Arc::new(Broken)), crc32: 0, metadata: Vec::new() };
+    let put = PutRequest {
+        key: "k".to_owned(),
+        body: PutBody::Source(Arc::new(Broken)),
+        crc32: 0,
+        metadata: Vec::new(),
+    };
     let outcome = tier.put(put).await;
-    assert_eq!(outcome, Err(StoreError::new(StoreErrorKind::LocalRead, "gone")));
+    assert_eq!(
+        outcome,
+        Err(StoreError::new(StoreErrorKind::LocalRead, "gone"))
+    );
     drop(accepting);
 }
