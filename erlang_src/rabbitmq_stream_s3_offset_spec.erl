@@ -91,7 +91,7 @@ start(_, Offset) -> {offset, Offset}.
 -doc "When to stop waiting for something that starts now.".
 -spec deadline() -> integer().
 deadline() ->
-    Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout, ?RESOLVE_TIMEOUT_MS),
+    Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout_ms, ?RESOLVE_TIMEOUT_MS),
     erlang:monotonic_time(millisecond) + Timeout.
 
 await_manifest(Engine, StreamId, Deadline) ->

@@ -376,7 +376,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     {_, Reader4} = take(3, open(How, first, Stock)),
     3 = ?LOG:trim(24, Stock),
     ok = ?NIF:forget(?LOG:stream_id(Stock)),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout, 0),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 0),
     {end_of_stream, Reader5} = next(Reader4),
     {Chunks, Reader6} = all(Reader5),
     ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout),
@@ -618,7 +618,7 @@ waits_a_bounded_time_for_the_manifest() ->
     uploaded(18, Log),
     2 = ?LOG:trim(18, Log),
     range(pending, Log),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout, 1),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
     Context = #{counter_spec := {Id, _}} = ?LOG:context(#{}, Log),
     _ = readers(),
     ?assertEqual({error, unavailable}, osiris_log:init_offset_reader(first, Context)),
@@ -627,7 +627,7 @@ waits_a_bounded_time_for_the_manifest() ->
     %% What is local needs no manifest.
     close(open(chunk_iterator, last, Log)),
     close(open(chunk_iterator, 13, Log)),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout, 60_000),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
     Self = self(),
     {Pid, Monitor} = spawn_monitor(fun() ->
         {ok, State} = osiris_log:init_offset_reader(first, Context),
