@@ -105,7 +105,7 @@ look_at_all(State) ->
             State
     end.
 
--dialyzer({no_return, look_for_deleted/1}).
+-dialyzer({nowarn_function, look_for_deleted/1}).
 look_for_deleted(#state{task = undefined, known = Known, trigger = Trigger0} = State) ->
     {_Pid, Task} = spawn_monitor(fun() ->
         Trigger =

@@ -295,7 +295,7 @@ listen(#state{sent = Sent, writer = Writer} = State) ->
     ok = osiris:register_offset_listener(Writer, Committed + 1, Formatter),
     State#state{listening = true}.
 
--dialyzer({no_return, start_task/3}).
+-dialyzer({nowarn_function, start_task/3}).
 start_task(Task, Fun, #state{tasks = Tasks} = State) ->
     %% The answer travels as the exit reason: one message says done, failed or crashed.
     {Pid, Ref} = spawn_monitor(fun() -> exit({task_result, Fun()}) end),
