@@ -127,6 +127,7 @@ engines_leave_no_threads_test_() ->
         Before = threads(),
         [begin
              {ok, Engine} = open(),
+             ?assert(threads() >= Before + 2),
              ok = ?NIF:engine_close(Engine),
              ok = ?NIF:engine_close(Engine)
          end

@@ -138,9 +138,10 @@ impl ReadyQueue {
         self.chunks.is_empty()
     }
 
-    /// Drops every chunk.
-    pub fn clear(&mut self) {
-        self.chunks = VecDeque::new();
+    /// Empties the queue; the chunks are the caller's to drop, where that may take time.
+    #[must_use]
+    pub fn take_all(&mut self) -> VecDeque<Chunk> {
+        std::mem::take(&mut self.chunks)
     }
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tiering_core::remote_reader::{FailureKind, Finish, ReadOutcome, ReadyQueue, Start};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -56,6 +57,7 @@ impl Outlet {
 pub struct ReaderHandle {
     outlet: Arc<Outlet>,
     task: AbortHandle,
+    runtime: Handle,
 }
 
 impl ReaderHandle {
@@ -70,13 +72,17 @@ impl ReaderHandle {
 
     /// Cancels everything and frees what was fetched; also done when the handle is dropped.
     pub fn close(&self) {
-        {
+        let chunks = {
             let mut queue = self.outlet.lock();
-            queue.clear();
             // Nobody is woken, neither here nor by the driver's end: it is the consumer who closed.
             let _ = queue.finish(closed());
-        }
+            queue.take_all()
+        };
         self.task.abort();
+        if !chunks.is_empty() {
+            // Giving megabytes back to the system takes longer than a call may.
+            self.runtime.spawn(async move { drop(chunks) });
+        }
     }
 }
 
@@ -122,6 +128,10 @@ impl Engine {
             wake,
         );
         let task = runtime.spawn(driver.run()).abort_handle();
-        Ok(ReaderHandle { outlet, task })
+        Ok(ReaderHandle {
+            outlet,
+            task,
+            runtime,
+        })
     }
 }
