@@ -221,7 +221,7 @@ def test_a_reader_goes_with_its_consumer(broker, s3, mixed):
     try:
         client = broker.client()
         client.subscribe("mixed", FIRST, credit=5)
-        s3.wait_log(1, rule="stuck", hanging=1)
+        s3.wait_log(1, hanging="stuck")
         assert broker.counter("remote_readers") == 1
         client.socket.close()
         wait_until(lambda: broker.counter("remote_readers") == 0, 10, "the reader is gone")
