@@ -2,13 +2,14 @@
 -moduledoc """
 `rabbitmq-streams stream_s3_status [<stream>]`: the node, or one stream.
 
-Found by its name and its behaviour in the modules of enabled plugins, and loaded into the command line tool, where
-only the libraries of RabbitMQ are: it calls the node and formats the answer.
+Found by its name and its behaviour in the modules of enabled plugins, and loaded into the command
+line tool, where only the libraries of RabbitMQ are: it calls the node and formats the answer.
 """.
 
 -behaviour('Elixir.RabbitMQ.CLI.CommandBehaviour').
 
-%% The behaviour's module comes with the tool and not with the broker: compiler and dialyzer do not find it.
+%% The behaviour's module comes with the tool and not with the broker: compiler and dialyzer do not
+%% find it.
 -compile(nowarn_behaviours).
 -dialyzer(no_undefined_callbacks).
 
@@ -87,14 +88,15 @@ run([], #{node := Node, timeout := Timeout}) ->
         Error -> failure(Error)
     end;
 run([Stream], #{node := Node, vhost := VHost, timeout := Timeout}) ->
-    case rabbit_misc:rpc_call(Node, rabbitmq_stream_s3_status, stream_status, [VHost, Stream], Timeout) of
+    Args = [VHost, Stream],
+    case rabbit_misc:rpc_call(Node, rabbitmq_stream_s3_status, stream_status, Args, Timeout) of
         {ok, Status} -> {ok, Status};
         Error -> failure(Error)
     end.
 
 failure({error, not_found}) -> {error, <<"The stream does not exist">>};
 failure({error, not_a_stream}) -> {error, <<"The queue is not a stream">>};
-failure({error, no_reader}) -> {error, <<"No node has a replica reader for the stream at the moment">>};
+failure({error, no_reader}) -> {error, <<"No node has a replica reader for the stream now">>};
 failure({error, {inert, Text}}) -> {error, <<"The plugin is inert: ", Text/binary>>};
 failure({badrpc, _} = Error) -> Error;
 failure(Other) -> {error, iolist_to_binary(io_lib:format("~0tp", [Other]))}.

@@ -1,6 +1,7 @@
 -module(rabbitmq_stream_s3).
 -moduledoc """
-What all modules of the plugin share: types, the node-wide engine handle, and whether the plugin works on this node.
+What all modules of the plugin share: types, the node-wide engine handle, and whether the plugin
+works on this node.
 
 Owns two persistent terms and no process. Knows nothing about streams.
 """.
@@ -31,7 +32,10 @@ Owns two persistent terms and no process. Knows nothing about streams.
 
 -type role() :: writer | acceptor.
 
--doc "What the shell knows of a local member of a stream; made by the hooks, or by the reconciler for one that was there before.".
+-doc """
+What the shell knows of a local member of a stream; made by the hooks, or by the reconciler for one
+that was there before.
+""".
 -type member_info() :: rabbitmq_stream_s3_hooks:info().
 
 -doc "What is durable of a stream: `[first_offset, next_offset)`, as pushed by the native stream.".
@@ -45,7 +49,7 @@ Owns two persistent terms and no process. Knows nothing about streams.
     fragments := non_neg_integer()
 }.
 
--doc "`inert`: the plugin runs but touches nothing; the text says why, for the log and for the status command.".
+-doc "`inert`: runs but touches nothing; the text says why, for log and status command.".
 -type mode() :: active | {inert, Kind :: atom(), Text :: binary()} | stopped.
 
 -type engine() :: rabbitmq_stream_s3_nif:engine().

@@ -1,10 +1,12 @@
 -module(rabbitmq_stream_s3_api_aws).
 -moduledoc """
-Owner of the native engine: runtime, S3 client with its credentials and connections, manifests of this node.
+Owner of the native engine: runtime, S3 client with its credentials and connections, manifests of
+this node.
 
-Opens it, publishes the handle for everybody, asks the bucket now and then whether it is there, closes it.
-Never keeps a secret: what it passes to `engine_open` is not in its state, its messages or its log.
-If this process dies, the engine closes itself, and the readers of streams open theirs anew with the next one.
+Opens it, publishes the handle for everybody, asks the bucket now and then whether it is there,
+closes it. Never keeps a secret: what it passes to `engine_open` is not in its state, its messages
+or its log. If this process dies, the engine closes itself, and the readers of streams open theirs
+anew with the next one.
 """.
 
 -behaviour(gen_server).
@@ -33,7 +35,7 @@ If this process dies, the engine closes itself, and the readers of streams open 
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
--doc "What the last check of the bucket said. Read from a table: neither a scrape nor an operator waits.".
+-doc "What the last check of the bucket said; from a table, so nobody who asks has to wait.".
 -spec bucket_status() -> access().
 bucket_status() ->
     try
@@ -64,7 +66,8 @@ init([]) ->
     case open(Ref) of
         {ok, Engine} ->
             ok = rabbitmq_stream_s3:set_engine(Engine),
-            %% After a crash: the new engine knows of no stream, and unknown must not look like empty.
+            %% After a crash: the new engine knows of no stream, and unknown must not look like
+            %% empty.
             ok = lists:foreach(
                 fun(StreamId) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end,
                 rabbitmq_stream_s3_manifest_replica:streams()

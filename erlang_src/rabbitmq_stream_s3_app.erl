@@ -2,10 +2,10 @@
 -moduledoc """
 Start and stop of the plugin.
 
-An error from here would stop the broker: RabbitMQ aborts its boot when a plugin's application does not start. So
-it always starts; what stands in the way makes it *inert*: no process, no hook, one line in the log, and the reason in
-the status command and in a metric. S3 being down is not in the way.
-See docs/decisions/0004-inert-instead-of-refusing.md.
+An error from here would stop the broker: RabbitMQ aborts its boot when a plugin's application does
+not start. So it always starts; what stands in the way makes it *inert*: no process, no hook, one
+line in the log, and the reason in the status command and in a metric. S3 being down is not in the
+way. See docs/decisions/0004-inert-instead-of-refusing.md.
 """.
 
 -behaviour(application).
@@ -37,14 +37,16 @@ start(_Type, _Args) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
-    %% Without an engine, hooks and new readers leave everything to stock; the hooks themselves go in detach/0.
+    %% Without an engine, hooks and new readers leave everything to stock; the hooks themselves go
+    %% in detach/0.
     ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
     State.
 
 -doc """
-RabbitMQ calls this when the plugin has stopped and before its modules are unloaded. Not done in `prep_stop/1`: until
-OTP 28 the application controller waits for the stop and would wait for ever for itself.
+RabbitMQ calls this when the plugin has stopped and before its modules are unloaded. Not done in
+`prep_stop/1`: until OTP 28 the application controller waits for the stop and would wait for ever
+for itself.
 """.
 -spec detach() -> ok.
 detach() ->
@@ -103,7 +105,8 @@ start_inert(Kind, Text) ->
     rabbitmq_stream_s3_sup:start_link(inert).
 
 start_active() ->
-    %% The supervisor of a failed start takes its starter with it, unless that is a process of its own.
+    %% The supervisor of a failed start takes its starter with it, unless that is a process of its
+    %% own.
     case start_supervisor() of
         {ok, Sup} ->
             ok = attach(),

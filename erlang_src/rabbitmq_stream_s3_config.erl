@@ -2,9 +2,10 @@
 -moduledoc """
 Application environment to one checked map, once per start of the plugin.
 
-Owns the list of settings, their defaults and their checks. The checked map is kept without any secret; secrets are read
-by `engine_config/0` for the one call that opens the engine, and what stays in the environment is obfuscated, so that
-`rabbitmqctl environment` and a crash dump's environment table do not show them.
+Owns the list of settings, their defaults and their checks. The checked map is kept without any
+secret; secrets are read by `engine_config/0` for the one call that opens the engine, and what stays
+in the environment is obfuscated, so that `rabbitmqctl environment` and a crash dump's environment
+table do not show them.
 """.
 
 -include_lib("kernel/include/logger.hrl").
@@ -133,8 +134,9 @@ engine_config() ->
     }.
 
 -doc """
-Replaces plain secrets in the environment. `{obfuscated, _}`, and not the bare `{encrypted, _}`, because RabbitMQ
-decrypts the latter with another key when the plugin is enabled again. Persistent, or a reload would bring back the plain one.
+Replaces plain secrets in the environment. `{obfuscated, _}`, and not the bare `{encrypted, _}`,
+because RabbitMQ decrypts the latter with another key when the plugin is enabled again. Persistent,
+or a reload would bring back the plain one.
 """.
 -spec hide_secrets() -> ok.
 hide_secrets() ->
@@ -160,7 +162,8 @@ secret(Key) ->
         _ -> undefined
     end.
 
-%% rabbitmq.conf gives [{password, Secret}], because that is what RabbitMQ's own debug log knows to redact.
+%% rabbitmq.conf gives [{password, Secret}], because that is what RabbitMQ's own debug log knows to
+%% redact.
 plain([{password, Secret}]) -> rabbitmq_stream_s3:utf8(Secret);
 plain(Secret) -> rabbitmq_stream_s3:utf8(Secret).
 
@@ -244,7 +247,8 @@ prefix(Value) ->
     else
         _ ->
             {error,
-                "1 to 256 letters, digits, '-', '_', '.', '=' and '/', without a '/' in front, at the end or twice in a row"}
+                "1 to 256 letters, digits, '-', '_', '.', '=' and '/', "
+                "without a '/' in front, at the end or twice in a row"}
     end.
 
 boolean(Value) when is_boolean(Value) -> {ok, Value};
@@ -252,7 +256,7 @@ boolean(_) -> {error, "true or false"}.
 
 %% Kept as a setting so that who looks for the switch finds the answer.
 always(true) -> {ok, true};
-always(_) -> {error, "true: verification cannot be switched off, name the store's authority in tls.ca_file"}.
+always(_) -> {error, "true: it cannot be switched off, name the store's authority in tls.ca_file"}.
 
 within(Min, Max) ->
     fun

@@ -1,7 +1,7 @@
 -module(rabbitmq_stream_s3_counters).
 -moduledoc """
-What the shell itself counts on this node, one row a counter. Everything about uploads, reads and S3 is counted in
-native code and comes with `engine_stats`.
+What the shell itself counts on this node, one row a counter. Everything about uploads, reads and S3
+is counted in native code and comes with `engine_stats`.
 
 Counting never fails: before `init/0` and after `delete/0` it does nothing.
 """.
@@ -15,13 +15,14 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {pointer_reads, 1, counter, "Reads of a stream's manifest pointer in the metadata store"},
     {pointer_writes, 2, counter, "Attempts to move a stream's manifest pointer"},
     {pointer_writes_ok, 3, counter, "Manifest pointers moved"},
-    {pointer_writes_conflict, 4, counter, "Pointer moves refused because another writer had moved it"},
+    {pointer_writes_conflict, 4, counter, "Pointer moves refused because another writer was first"},
     {pointer_writes_not_found, 5, counter, "Pointer moves refused because the queue was gone"},
     {pointer_writes_error, 6, counter, "Pointer moves that failed or timed out"},
     {stored_procedure_calls, 7, counter, "Stream deletions reported by the metadata store"},
     {streams_deleted, 8, counter, "Deleted streams whose objects have been removed"},
     {deleted_stream_objects, 9, counter, "Objects of deleted streams removed"},
-    {deleted_stream_objects_failed, 10, counter, "Objects of deleted streams that could not be removed"},
+    {deleted_stream_objects_failed, 10, counter,
+        "Objects of deleted streams that could not be removed"},
     {local_log_ahead_recoveries, 11, counter,
         "Uploads resumed behind a gap because local data went before it was uploaded"},
     {remote_tier_ahead_recoveries, 12, counter,

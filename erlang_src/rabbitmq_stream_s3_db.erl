@@ -2,16 +2,17 @@
 -moduledoc """
 What the plugin keeps in Khepri, and nothing else does:
 
-    [rabbitmq, rabbitmq_stream_s3, StreamId]            the stream id; goes when the queue goes (keep_while)
-    [rabbitmq, rabbitmq_stream_s3, StreamId, manifest]  {Uid, Epoch}: the pointer to the root; revision = payload version
-    [rabbitmq, rabbitmq_stream_s3, StreamId, anchor]    the stream id: "there may be objects"
+    [rabbitmq, rabbitmq_stream_s3, StreamId]  the stream id; goes when the queue goes (keep_while)
+    ... manifest    {Uid, Epoch}: the pointer to the root; its revision is the payload version
+    ... anchor      the stream id: "there may be objects"
 
-Owns paths, conditions and the folding of Khepri's errors; no process, no cache, no retry (callers are tasks that may
-be killed). Both shapes of Khepri's answers are understood: the node's properties (0.16) and a map of them by path (0.17 on).
+Owns paths, conditions and the folding of Khepri's errors; no process, no cache, no retry (callers
+are tasks that may be killed). Both shapes of Khepri's answers are understood: the node's properties
+(0.16) and a map of them by path (0.17 on).
 
-The payload version alone would not be safe against a deleted and recreated queue; it is, because a stream id is unique
-per incarnation. Each write carries its own keep_while: a parent that vanished meanwhile would be recreated without one,
-and would stay for ever.
+The payload version alone would not be safe against a deleted and recreated queue; it is, because a
+stream id is unique per incarnation. Each write carries its own keep_while: a parent that vanished
+meanwhile would be recreated without one, and would stay for ever.
 """.
 
 -include_lib("khepri/include/khepri.hrl").
@@ -88,10 +89,13 @@ put_anchor(StreamId, QName) ->
     end.
 
 -doc """
-Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch}`, unless a writer of a higher epoch has
-moved it. A repeated call, after an answer that was lost, finds its own pointer in place and succeeds.
+Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch}`, unless a writer of a
+higher epoch has moved it. A repeated call, after an answer that was lost, finds its own pointer in
+place and succeeds.
 """.
--spec commit_pointer(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name(), epoch(), uid(), revision()) ->
+-spec commit_pointer(
+    rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name(), epoch(), uid(), revision()
+) ->
     {ok, revision()} | conflict | not_found | error.
 commit_pointer(StreamId, QName, Epoch, Uid, 0) ->
     case put_container(StreamId, QName) of
@@ -134,11 +138,12 @@ streams() ->
     end.
 
 -doc """
-Asks Khepri to call `handle_queue_deletion/1` when a stream's container goes. The stored procedure is a stub that
-calls this module by name, so that nodes of different versions of the plugin agree.
+Asks Khepri to call `handle_queue_deletion/1` when a stream's container goes. The stored procedure
+is a stub that calls this module by name, so that nodes of different versions of the plugin agree.
 
-`unsupported`: a member of the cluster may still run Khepri 0.16. It looks for a deleted node that a trigger's wildcard
-matches in the tree that no longer has it, and its state machine crashes: on every member, and after each restart again.
+`unsupported`: a member of the cluster may still run Khepri 0.16. It looks for a deleted node that a
+trigger's wildcard matches in the tree that no longer has it, and its state machine crashes: on
+every member, and after each restart again.
 """.
 -spec register_trigger() -> ok | unsupported | {error, term()}.
 register_trigger() ->
@@ -160,18 +165,20 @@ do_register_trigger() ->
         khepri:register_trigger(store(), ?TRIGGER, Filter, ?PROCEDURE, Options)
     end.
 
--doc "Runs on Khepri's leader, which may be a node without the plugin's processes: then the others are told.".
+-doc "Runs on Khepri's leader; if the plugin's processes are not there, the others are told.".
 -spec handle_queue_deletion(map() | tuple()) -> ok.
 handle_queue_deletion(Trigger) when is_tuple(Trigger) ->
     %% Later than 0.18 the event is a map in a record.
-    lists:foreach(fun handle_queue_deletion/1, [Event || #{path := _} = Event <- tuple_to_list(Trigger)]);
+    Events = [Event || #{path := _} = Event <- tuple_to_list(Trigger)],
+    lists:foreach(fun handle_queue_deletion/1, Events);
 handle_queue_deletion(#{path := [rabbitmq, rabbitmq_stream_s3, StreamId]}) ->
     ok = rabbitmq_stream_s3_counters:add(stored_procedure_calls),
     rabbitmq_stream_s3_lister:delete_stream(StreamId);
 handle_queue_deletion(_Other) ->
     ok.
 
-%% Khepri takes the code of the fun out of the module: a call through a variable is all that it finds to take.
+%% Khepri takes the code of the fun out of the module: a call through a variable is all that it
+%% finds to take.
 deletion_procedure(Module) ->
     fun(Event) -> Module:handle_queue_deletion(Event) end.
 
@@ -181,8 +188,10 @@ read_pointer(StreamId, Options) ->
     case fold(khepri_adv:get(store(), Path, Options)) of
         {ok, Answer} ->
             case properties(Path, Answer) of
-                #{data := {Uid, Epoch}, payload_version := Revision} -> {ok, {Epoch, Uid, Revision}};
-                _ -> {error, unexpected}
+                #{data := {Uid, Epoch}, payload_version := Revision} ->
+                    {ok, {Epoch, Uid, Revision}};
+                _ ->
+                    {error, unexpected}
             end;
         {error, not_found} ->
             not_found;

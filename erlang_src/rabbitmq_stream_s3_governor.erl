@@ -1,7 +1,8 @@
 -module(rabbitmq_stream_s3_governor).
 -moduledoc """
-Owner of this node's transfer rate. The token bucket itself is native; this process only says how fast it fills,
-when the plugin starts, when an operator changes it, and again whenever the engine is opened anew.
+Owner of this node's transfer rate. The token bucket itself is native; this process only says how
+fast it fills, when the plugin starts, when an operator changes it, and again whenever the engine is
+opened anew.
 """.
 
 -behaviour(gen_server).

@@ -1,11 +1,12 @@
 -module(rabbitmq_stream_s3_lister).
 -moduledoc """
-Removes the objects of deleted streams: lists a stream's folder page by page, and asks for the next page only when
-the reaper has dealt with the last.
+Removes the objects of deleted streams: lists a stream's folder page by page, and asks for the next
+page only when the reaper has dealt with the last.
 
-Owns the queue of streams, oldest first, without duplicates. A stream is swept twice, the second time after a while: an
-upload that was under way when the queue was deleted may still land. A sweep that fails is tried again with growing pauses;
-the queue is not on disk, so what a restart interrupts stays in the bucket, under a prefix without an anchor.
+Owns the queue of streams, oldest first, without duplicates. A stream is swept twice, the second
+time after a while: an upload that was under way when the queue was deleted may still land. A sweep
+that fails is tried again with growing pauses; the queue is not on disk, so what a restart
+interrupts stays in the bucket, under a prefix without an anchor.
 """.
 
 -behaviour(gen_server).
@@ -165,7 +166,7 @@ failed(Kind, Text, #state{job = #job{attempt = Attempt, stream_id = StreamId} = 
             next(State);
         false ->
             ?LOG_ERROR(
-                "stream_s3: giving up on the objects of stream ~ts (~ts: ~ts); they stay in the bucket",
+                "stream_s3: giving up on stream ~ts (~ts: ~ts); its objects stay in the bucket",
                 [StreamId, Kind, Text],
                 ?DOMAIN
             ),

@@ -4,12 +4,12 @@ What this node knows about the remote tier of the streams that have a member her
 
 Owns two tables and the monitors of local members:
 
-    rabbitmq_stream_s3_manifest_cache  {StreamId, pending | Range}   the persisted range, for local retention and metrics
-    rabbitmq_stream_s3_dirs            {Directory, StreamId}         whose folder is it, for the retention hook
+    rabbitmq_stream_s3_manifest_cache  {StreamId, pending | Range}, for local retention
+    rabbitmq_stream_s3_dirs            {Directory, StreamId}: whose folder is it, for the same
 
 The manifests that consumers are routed by live in the engine; each change here is made there too.
-Does not fetch anything: a writer's range is put here by its replica reader.
-Writers of rows call from their own process (the hook runs inside osiris and must not wait for ours).
+Does not fetch anything: a writer's range is put here by its replica reader. Writers of rows call
+from their own process (the hook runs inside osiris and must not wait for ours).
 """.
 
 -behaviour(gen_server).
@@ -59,7 +59,7 @@ range(StreamId) ->
 put(StreamId, Range) ->
     insert(?MANIFEST_CACHE, StreamId, Range).
 
--doc "Before any consumer can attach: what is not known must not look like nothing. Keeps a known range.".
+-doc "Before a consumer can attach: the unknown must not look like nothing. Keeps a known range.".
 -spec mark_pending(stream_id()) -> ok.
 mark_pending(StreamId) ->
     try ets:insert_new(?MANIFEST_CACHE, {StreamId, pending}) of
@@ -141,7 +141,8 @@ add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members}
             State#state{members = Members#{StreamId := Member#member{info = Info}}};
         #{StreamId := #member{monitor = Old, role = OldRole}} ->
             true = demonitor(Old, [flush]),
-            %% A member that no longer writes has a range that nobody moves on: it must not be believed.
+            %% A member that no longer writes has a range that nobody moves on: it must not be
+            %% believed.
             case {OldRole, Role} of
                 {writer, acceptor} ->
                     ok = forget(StreamId),

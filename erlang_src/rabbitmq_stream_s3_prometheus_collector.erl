@@ -6,8 +6,8 @@ Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serve
     /metrics/per-object  the same, and every stream with labels vhost and queue
     /metrics/detailed    streams only, with ?family=stream_s3_metrics, honouring its filters
 
-Owns names and labels, no number. Node-wide counters are counted natively per node, so they stay monotonic when a
-stream goes. Nothing here asks a process, so a scrape cannot hang on one.
+Owns names and labels, no number. Node-wide counters are counted natively per node, so they stay
+monotonic when a stream goes. Nothing here asks a process, so a scrape cannot hang on one.
 """.
 
 -behaviour(prometheus_collector).
@@ -25,7 +25,7 @@ stream goes. Nothing here asks a process, so a scrape cannot hang on one.
     {log_next_offset, gauge, false, "Offset after the last committed record of the local log"},
     {manifest_first_offset, gauge, false, "First offset in the remote tier"},
     {manifest_next_offset, gauge, false, "Offset after the last uploaded record, persisted or not"},
-    {persisted_next_offset, gauge, false, "Offset below which the stream is durable in the remote tier"},
+    {persisted_next_offset, gauge, false, "Offset below which the stream is durable remotely"},
     {manifest_total_size, gauge, true, "Bytes in the remote tier"},
     {manifest_fragments, gauge, true, "Fragments in the remote tier"},
     {transfers_in_flight, gauge, true, "Fragments being uploaded"},
@@ -84,11 +84,8 @@ node_metrics(Callback) ->
             {inaccessible, _, _} -> 0;
             _UnknownOrAccessible -> 1
         end,
-    ok = emit(
-        Callback, ?PREFIX, bucket_accessible, gauge, "0 if the bucket was not accessible when last asked", [
-            {[], Access}
-        ]
-    ),
+    AccessHelp = "0 if the bucket was not accessible when last asked",
+    ok = emit(Callback, ?PREFIX, bucket_accessible, gauge, AccessHelp, [{[], Access}]),
     Counted = rabbitmq_stream_s3_counters:overview(),
     lists:foreach(
         fun({Name, _Index, Kind, Help}) ->
@@ -97,13 +94,12 @@ node_metrics(Callback) ->
         rabbitmq_stream_s3_counters:fields()
     ),
     #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_local_retention:stats(),
-    ok = emit(
-        Callback, ?PREFIX, local_segments_deleted, counter, "Local segments deleted because they are durable remotely", [
-            {[], Trimmed}
-        ]
-    ),
+    TrimHelp = "Local segments deleted because they are durable remotely",
+    ok = emit(Callback, ?PREFIX, local_segments_deleted, counter, TrimHelp, [{[], Trimmed}]),
     maps:foreach(
-        fun(Name, Value) -> emit(Callback, ?PREFIX, Name, kind(Name), help(Name), [{[], Value}]) end,
+        fun(Name, Value) ->
+            emit(Callback, ?PREFIX, Name, kind(Name), help(Name), [{[], Value}])
+        end,
         rabbitmq_stream_s3_api_aws:stats()
     ).
 
@@ -155,8 +151,10 @@ labels(_StreamId, #resource{virtual_host = VHost, name = Queue}) ->
 labels(StreamId, _NotOfRabbit) ->
     [{vhost, <<>>}, {queue, StreamId}].
 
-unpersisted(#{log_next_offset := Next, persisted_next_offset := Persisted}) -> max(0, Next - Persisted);
-unpersisted(_NotYet) -> 0.
+unpersisted(#{log_next_offset := Next, persisted_next_offset := Persisted}) ->
+    max(0, Next - Persisted);
+unpersisted(_NotYet) ->
+    0.
 
 %% The filters of rabbitmq_prometheus are in the dictionary of the process that serves the request.
 wants(undefined) -> false;
@@ -168,7 +166,8 @@ passes({Labels, _Status}) ->
         VHosts -> lists:member(proplists:get_value(vhost, Labels), VHosts)
     end.
 
-%% The native side gives numbers by name. What goes up and down is told from what only goes up by these.
+%% The native side gives numbers by name. What goes up and down is told from what only goes up by
+%% these.
 kind(lent_chunks) ->
     gauge;
 kind(lent_bytes) ->

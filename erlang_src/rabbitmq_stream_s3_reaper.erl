@@ -2,9 +2,9 @@
 -moduledoc """
 Deletes objects by key, in batches of at most 1000, one batch at a time.
 
-Owns the queue of keys and the batch in flight. Objects that retention or a persist has superseded are deleted by the
-native stream itself; here come those of deleted streams. Failures are counted, not retried: whoever lists the prefix
-next finds what is left.
+Owns the queue of keys and the batch in flight. Objects that retention or a persist has superseded
+are deleted by the native stream itself; here come those of deleted streams. Failures are counted,
+not retried: whoever lists the prefix next finds what is left.
 """.
 
 -behaviour(gen_server).
@@ -45,7 +45,7 @@ start_link() ->
 delete(Keys) ->
     gen_server:cast(?MODULE, {delete, Keys}).
 
--doc "Answers `t:result/0` when all of the keys have been tried, so that who lists does not outrun who deletes.".
+-doc "Answers `t:result/0` when all keys have been tried: listing must not outrun deleting.".
 -spec delete_request(keys()) -> gen_server:request_id().
 delete_request(Keys) ->
     gen_server:send_request(?MODULE, {delete, Keys}).
@@ -70,7 +70,8 @@ handle_cast(_Unknown, State) ->
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info({rabbitmq_stream_s3, Ref, {deleted, Deleted, Failed}}, #state{ref = Ref} = State) ->
     {noreply, batch_done(Deleted, Failed, State)};
-handle_info({rabbitmq_stream_s3, Ref, {error, Kind, Text}}, #state{ref = Ref, batch = Batch} = State) ->
+handle_info({rabbitmq_stream_s3, Ref, {error, Kind, Text}}, #state{ref = Ref} = State) ->
+    #state{batch = Batch} = State,
     ?LOG_WARNING("stream_s3: cannot delete ~b objects (~ts): ~ts", [Batch, Kind, Text], ?DOMAIN),
     {noreply, batch_done(0, Batch, State)};
 handle_info({batch_timeout, Ref}, #state{ref = Ref, batch = Batch} = State) ->
@@ -90,7 +91,8 @@ next(#state{job = none, queue = Queue0} = State) ->
 next(State) ->
     State.
 
-next_batch(#state{job = #job{keys = [], deleted = Deleted, failed = Failed, from = From}} = State) ->
+next_batch(#state{job = #job{keys = []} = Job} = State) ->
+    #job{deleted = Deleted, failed = Failed, from = From} = Job,
     ok = rabbitmq_stream_s3_counters:add(deleted_stream_objects, Deleted),
     ok = rabbitmq_stream_s3_counters:add(deleted_stream_objects_failed, Failed),
     _ = From =/= none andalso gen_server:reply(From, {ok, Deleted, Failed}),

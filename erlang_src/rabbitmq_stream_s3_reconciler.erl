@@ -1,15 +1,17 @@
 -module(rabbitmq_stream_s3_reconciler).
 -moduledoc """
-Attaches the local members of streams: those that a hook announces, those that were there when the plugin started, and,
-every minute, those whose reader has parked or was lost.
+Attaches the local members of streams: those that a hook announces, those that were there when the
+plugin started, and, every minute, those whose reader has parked or was lost.
 
-In the same rounds, in a task of their own because the metadata store may take its time: registers the trigger that tells
-of deleted streams, until that has worked, and looks whether streams have gone without a word. A trigger is lost with the
-node that it runs on, and not every Khepri can have one.
+In the same rounds, in a task of their own because the metadata store may take its time: registers
+the trigger that tells of deleted streams, until that has worked, and looks whether streams have
+gone without a word. A trigger is lost with the node that it runs on, and not every Khepri can have
+one.
 
-Owns which writer's reader is waited for before the next one may start, and which streams there were. Started last, so that what it starts finds its
-dependencies. In the steady state a round does nothing but look.
-A member can crash between being listed and being asked: each is looked at on its own, and skipped then.
+Owns which writer's reader is waited for before the next one may start, and which streams there
+were. Started last, so that what it starts finds its dependencies. In the steady state a round does
+nothing but look. A member can crash between being listed and being asked: each is looked at on its
+own, and skipped then.
 """.
 
 -behaviour(gen_server).
@@ -131,7 +133,9 @@ log_trigger(unsupported, _Before) ->
     );
 log_trigger({error, Reason}, _Before) ->
     ?LOG_WARNING(
-        "stream_s3: the trigger for deleted streams cannot be registered yet: ~0p", [Reason], ?DOMAIN
+        "stream_s3: the trigger for deleted streams cannot be registered yet: ~0p",
+        [Reason],
+        ?DOMAIN
     ).
 
 %% One node of the cluster is enough.
@@ -256,7 +260,7 @@ start_reader(Writer, #{stream_id := StreamId} = Info, State) ->
                     State;
                 {error, Reason} ->
                     ?LOG_WARNING(
-                        "stream_s3: ~ts: no reader could be started, next try in the next round: ~0p",
+                        "stream_s3: ~ts: no reader could be started, again in the next round: ~0p",
                         [StreamId, Reason],
                         ?DOMAIN
                     ),

@@ -2,9 +2,10 @@
 -moduledoc """
 Names of the replica readers of this node: `{StreamId, Node} -> pid`, for `{via, ?MODULE, Name}`.
 
-Owns nothing: the table belongs to the supervisor, so that a crash of one worker does not lose the names.
-While the table is gone (plugin disabled), every look-up says `undefined`; asking is never an error.
-Beside each name a reader may leave a value, its native handle, so that metrics need no call to the reader.
+Owns nothing: the table belongs to the supervisor, so that a crash of one worker does not lose the
+names. While the table is gone (plugin disabled), every look-up says `undefined`; asking is never an
+error. Beside each name a reader may leave a value, its native handle, so that metrics need no call
+to the reader.
 """.
 
 -export([

@@ -1,17 +1,20 @@
 -module(rabbitmq_stream_s3_replica_reader).
 -moduledoc """
-The process beside a local writer that uploads its stream: a shell around the native machine, which decides everything.
+The process beside a local writer that uploads its stream: a shell around the native machine, which
+decides everything.
 
-Owns the native stream, the monitor of the writer, the offset listener, and short-lived tasks that talk to Khepri
-(monitored, killed with this process; the process itself never blocks on them).
-Does not own: what is read, cut, uploaded or deleted; the manifest that consumers are routed by.
+Owns the native stream, the monitor of the writer, the offset listener, and short-lived tasks that
+talk to Khepri (monitored, killed with this process; the process itself never blocks on them). Does
+not own: what is read, cut, uploaded or deleted; the manifest that consumers are routed by.
 
-No lost wake-ups: a notification makes it look at the writer's atomics and register again one past what it saw. The
-writer answers a registration for what is committed already at once, so there is no gap between looking and registering.
-Registering is delayed a little, so that a busy stream costs its writer a few dozen notifications per second, not thousands.
+No lost wake-ups: a notification makes it look at the writer's atomics and register again one past
+what it saw. The writer answers a registration for what is committed already at once, so there is no
+gap between looking and registering. Registering is delayed a little, so that a busy stream costs
+its writer a few dozen notifications per second, not thousands.
 
-If the engine goes, this process opens its stream with the next one: all of them at once is no reason for as many crash
-reports. Anything else that should not happen is one, and the supervisor starts anew.
+If the engine goes, this process opens its stream with the next one: all of them at once is no
+reason for as many crash reports. Anything else that should not happen is one, and the supervisor
+starts anew.
 """.
 
 -behaviour(gen_server).
@@ -185,12 +188,18 @@ open(#state{info = Info} = State) ->
             State
     end.
 
-%% The native stream ends with its engine; closing it as well does no harm if this was not the engine's end.
+%% The native stream ends with its engine; closing it as well does no harm if this was not the
+%% engine's end.
 lost(#state{stream = Stream} = State) ->
     ok = stop_tasks(State),
     _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
     Lost = State#state{
-        stream = undefined, ref = undefined, sent = undefined, tasks = #{}, unsent = [], problems = #{}
+        stream = undefined,
+        ref = undefined,
+        sent = undefined,
+        tasks = #{},
+        unsent = [],
+        problems = #{}
     },
     ok = publish(Lost),
     Lost.
@@ -289,8 +298,9 @@ listen(#state{sent = Sent, writer = Writer} = State) ->
             undefined -> -1;
             {Seen, _First} -> Seen
         end,
-    %% Overrides the formatter of the queue's own listeners, which would wrap the event. Not a function of ours: the
-    %% writer calls it, maybe after the plugin has been disabled and its modules are gone.
+    %% Overrides the formatter of the queue's own listeners, which would wrap the event. Not a
+    %% function of ours: the writer calls it, maybe after the plugin has been disabled and its
+    %% modules are gone.
     Formatter = {osiris_util, id, []},
     ok = osiris:register_offset_listener(Writer, Committed + 1, Formatter),
     State#state{listening = true}.

@@ -1,7 +1,7 @@
 -module(rabbitmq_stream_s3_replica_reader_sup).
 -moduledoc """
-Factory of the per-stream supervisors. They are `temporary`: neither a stream that parks nor one that leaves
-costs this supervisor any of its own restart budget.
+Factory of the per-stream supervisors. They are `temporary`: neither a stream that parks nor one
+that leaves costs this supervisor any of its own restart budget.
 """.
 
 -behaviour(supervisor).

@@ -1,7 +1,8 @@
 -module(rabbitmq_stream_s3_stream_sup).
 -moduledoc """
-Supervises the one replica reader of a stream, with a restart budget of its own: a stream that cannot be helped
-parks alone. When the reader ends normally (its writer is gone), this supervisor ends too.
+Supervises the one replica reader of a stream, with a restart budget of its own: a stream that
+cannot be helped parks alone. When the reader ends normally (its writer is gone), this supervisor
+ends too.
 """.
 
 -behaviour(supervisor).

@@ -13,7 +13,7 @@ Owns the registry's table, which must outlive every reader.
 start_link(Mode) ->
     supervisor:start_link({local, ?MODULE}, ?MODULE, Mode).
 
--doc "Back to inert, newest child first: what was started was for nothing, but the broker must not notice.".
+-doc "Back to inert, newest child first; the broker must not notice.".
 -spec stop_children() -> ok.
 stop_children() ->
     lists:foreach(
@@ -34,7 +34,8 @@ children(inert) ->
     [];
 children(active) ->
     [
-        %% The cache comes before the engine: an engine that is opened again marks what the cache knows.
+        %% The cache comes before the engine: an engine that is opened again marks what the cache
+        %% knows.
         worker(rabbitmq_stream_s3_manifest_replica),
         worker(rabbitmq_stream_s3_api_aws),
         worker(rabbitmq_stream_s3_reaper),

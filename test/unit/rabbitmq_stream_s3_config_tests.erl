@@ -46,9 +46,13 @@ endpoint_test_() ->
 
 prefix_test_() ->
     Good = ["a", "rabbitmq/stream", "a/b/c", "a-b_c.d=e", lists:duplicate(256, $a)],
-    Bad = ["", "/a", "a/", "a//b", "a/../b", ".", "a\n", "a\nb", "a b", [0], [127], "größe", lists:duplicate(257, $a)],
+    TooLong = lists:duplicate(257, $a),
+    Bad = ["", "/a", "a/", "a//b", "a/../b", ".", "a\n", "a\nb", "a b", [0], [127], "größe", TooLong],
     [?_assertMatch({ok, _}, check([{prefix, Prefix}])) || Prefix <- Good] ++
-        [?_assertMatch({error, {invalid, <<"prefix is ", _/binary>>}}, check([{prefix, P}])) || P <- Bad].
+        [
+            ?_assertMatch({error, {invalid, <<"prefix is ", _/binary>>}}, check([{prefix, P}]))
+         || P <- Bad
+        ].
 
 invalid_test_() ->
     [
@@ -80,7 +84,8 @@ off_test_() ->
 
 region_or_endpoint_test() ->
     ?assertMatch({error, {invalid, _}}, ?CONFIG:check([{bucket, "b"}])),
-    ?assertMatch({ok, #{region := undefined}}, ?CONFIG:check([{bucket, "b"}, {endpoint, "http://x:1"}])).
+    Env = [{bucket, "b"}, {endpoint, "http://x:1"}],
+    ?assertMatch({ok, #{region := undefined}}, ?CONFIG:check(Env)).
 
 read_ahead_fits_the_memory_test() ->
     ?assertMatch({error, {invalid, _}}, check([{read_ahead, 2_000_000}, {read_memory, 1_048_576}])).

@@ -1,5 +1,5 @@
-%% Deletion of streams against a native side that is a table of objects. The pace between listing and
-%% deleting is what is tested; the pause before the second sweep is not waited for.
+%% Deletion of streams against a native side that is a table of objects. The pace between listing
+%% and deleting is what is tested; the pause before the second sweep is not waited for.
 -module(rabbitmq_stream_s3_lister_tests).
 
 -include_lib("eunit/include/eunit.hrl").

@@ -1,5 +1,5 @@
-%% The shell around the native stream: a writer that is a plain process, a native side that tells the test what it is
-%% told, and no metadata store (so every question to it fails, as in an outage).
+%% The shell around the native stream: a writer that is a plain process, a native side that tells
+%% the test what it is told, and no metadata store (so every question to it fails, as in an outage).
 -module(rabbitmq_stream_s3_replica_reader_tests).
 
 -include_lib("eunit/include/eunit.hrl").
@@ -32,7 +32,11 @@ patient(Tests) ->
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public]),
     load_double([
-        {stream_open, 4}, {stream_event, 2}, {stream_status, 1}, {stream_close, 1}, {manifest_forget, 2}
+        {stream_open, 4},
+        {stream_event, 2},
+        {stream_status, 1},
+        {stream_close, 1},
+        {manifest_forget, 2}
     ]),
     ok = rabbitmq_stream_s3:set_engine(double),
     ok = rabbitmq_stream_s3_registry:create_table(),
@@ -329,7 +333,8 @@ engine_lost() ->
     {committed, -1, -1} = event(),
     normal = close(Open),
     Next ! stop,
-    %% The writer's one registration is still good; a second one would double every notification from here on.
+    %% The writer's one registration is still good; a second one would double every notification
+    %% from here on.
     receive
         {listens, _, _, _} = Again -> error(Again)
     after 0 -> ok
