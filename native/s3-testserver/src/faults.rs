@@ -241,9 +241,10 @@ impl Faults {
     }
 
     /// The rule for this request: the first that matches and is due. All that match count it.
-    pub(crate) fn hit(&self, facts: &Facts) -> Option<Rule> {
+    pub(crate) fn hit(&self, facts: &Facts) -> Option<Hit> {
+        let mut state = self.lock();
         let mut hit = None;
-        for status in &mut self.lock().rules {
+        for status in &mut state.rules {
             if !status.rule.matches(facts) {
                 continue;
             }
@@ -259,12 +260,30 @@ impl Faults {
                 hit = Some(status.rule.clone());
             }
         }
-        hit
+        let rule = hit?;
+        // Taken here and not where the request stops: what is released from now on counts.
+        let barrier = rule
+            .hang
+            .as_ref()
+            .map(|name| Barrier(state.barrier(name).subscribe()));
+        Some(Hit { rule, barrier })
     }
+}
 
-    pub(crate) async fn wait_at(&self, barrier: &str) {
-        let mut open = self.lock().barrier(barrier).subscribe();
+/// A rule that hit a request.
+#[derive(Debug, Default)]
+pub(crate) struct Hit {
+    pub rule: Rule,
+    pub barrier: Option<Barrier>,
+}
+
+/// A request's place at a barrier.
+#[derive(Debug)]
+pub(crate) struct Barrier(watch::Receiver<bool>);
+
+impl Barrier {
+    pub(crate) async fn wait(&mut self) {
         // An error means that the barrier is gone: also a release.
-        let _ = open.wait_for(|open| *open).await;
+        let _ = self.0.wait_for(|open| *open).await;
     }
 }

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -308,10 +309,13 @@ struct Acceptor {
 impl Acceptor {
     async fn run(mut self, listener: TcpListener, address: SocketAddr) {
         let mut listener = Some(listener);
+        let mut connections = JoinSet::new();
         loop {
             let wanted = *self.wanted.borrow_and_update();
             if !wanted {
                 listener = None;
+                // Only when the last one is gone is it true that nobody is served.
+                connections.shutdown().await;
             } else if listener.is_none() {
                 listener = TcpListener::bind(address).await.ok();
             }
@@ -326,8 +330,9 @@ impl Acceptor {
             };
             tokio::select! {
                 accepted = open.accept() => if let Ok((stream, _)) = accepted {
-                    tokio::spawn(connection(stream, self.tls.clone(), self.service.clone(), self.wanted.clone()));
+                    connections.spawn(connection(stream, self.tls.clone(), self.service.clone()));
                 },
+                Some(_) = connections.join_next() => {},
                 changed = self.wanted.changed() => if changed.is_err() {
                     return;
                 },
@@ -336,26 +341,15 @@ impl Acceptor {
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
-    service: Service,
-    mut wanted: watch::Receiver<bool>,
-) {
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, service: Service) {
     let _ = stream.set_nodelay(true);
-    let served = async {
-        match tls {
-            None => serve(stream, service).await,
-            Some(tls) => {
-                if let Ok(stream) = tls.accept(stream).await {
-                    serve(stream, service).await;
-                }
+    match tls {
+        None => serve(stream, service).await,
+        Some(tls) => {
+            if let Ok(stream) = tls.accept(stream).await {
+                serve(stream, service).await;
             }
         }
-    };
-    tokio::select! {
-        () = served => {},
-        _ = wanted.wait_for(|open| !*open) => {},
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::body::{Broken, Cut, Shape, Shaped, Side};
 use crate::facts::Facts;
-use crate::faults::{Faults, Rule};
+use crate::faults::{Barrier, Faults, Hit, Rule};
 use crate::log::{Log, Ticket};
 use crate::s3::IgnoreConditions;
 
@@ -39,12 +39,10 @@ impl Service {
     ) -> Result<Answer, Broken> {
         let (mut head, body) = request.into_parts();
         let facts = Facts::of(&head);
-        let rule = self.faults.hit(&facts);
-        let ticket = Arc::new(
-            self.log
-                .begin(&facts, rule.as_ref().map(|rule| rule.name.clone())),
-        );
-        let rule = rule.unwrap_or_default();
+        let hit = self.faults.hit(&facts);
+        let name = hit.as_ref().map(|hit| hit.rule.name.clone());
+        let ticket = Arc::new(self.log.begin(&facts, name));
+        let Hit { rule, mut barrier } = hit.unwrap_or_default();
         let mut body = Shaped::new(
             body,
             Side::Request,
@@ -53,7 +51,7 @@ impl Service {
         );
 
         if !rule.after_effect
-            && let Some(error) = self.interrupt(&rule, &ticket).await?
+            && let Some(error) = interrupt(&rule, &mut barrier, &ticket).await?
         {
             // Read it all: a client that is still sending may see a reset instead of the answer.
             drain(&mut body).await?;
@@ -71,34 +69,34 @@ impl Service {
             return Err(Broken::ByFault);
         }
         if rule.after_effect
-            && let Some(error) = self.interrupt(&rule, &ticket).await?
+            && let Some(error) = interrupt(&rule, &mut barrier, &ticket).await?
         {
             return Ok(answer(error, &rule, &ticket, flushes, &facts));
         }
         Ok(answer(response, &rule, &ticket, flushes, &facts))
     }
+}
 
-    /// Hang, delay, drop and status of a rule.
-    async fn interrupt(
-        &self,
-        rule: &Rule,
-        ticket: &Ticket,
-    ) -> Result<Option<Response<s3s::Body>>, Broken> {
-        if let Some(barrier) = &rule.hang {
-            ticket.update(|entry| entry.hanging = Some(barrier.clone()));
-            self.faults.wait_at(barrier).await;
-            ticket.update(|entry| entry.hanging = None);
-        }
-        if rule.delay_ms > 0 {
-            tokio::time::sleep(Duration::from_millis(rule.delay_ms)).await;
-        }
-        if rule.drop_connection {
-            return Err(Broken::ByFault);
-        }
-        rule.status
-            .map(|status| error_response(status, rule))
-            .transpose()
+/// Hang, delay, drop and status of a rule.
+async fn interrupt(
+    rule: &Rule,
+    barrier: &mut Option<Barrier>,
+    ticket: &Ticket,
+) -> Result<Option<Response<s3s::Body>>, Broken> {
+    if let Some(barrier) = barrier {
+        ticket.update(|entry| entry.hanging.clone_from(&rule.hang));
+        barrier.wait().await;
+        ticket.update(|entry| entry.hanging = None);
     }
+    if rule.delay_ms > 0 {
+        tokio::time::sleep(Duration::from_millis(rule.delay_ms)).await;
+    }
+    if rule.drop_connection {
+        return Err(Broken::ByFault);
+    }
+    rule.status
+        .map(|status| error_response(status, rule))
+        .transpose()
 }
 
 // Apart, because the compiler cannot prove this conversion `Send` inside an async function.
