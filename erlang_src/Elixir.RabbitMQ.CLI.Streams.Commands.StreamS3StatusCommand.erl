@@ -109,7 +109,12 @@ output({ok, #{stream := _} = Status}, _Options) ->
 output({ok, Status}, _Options) ->
     {ok, sections(node_sections(), Status)};
 output(Result, _Options) ->
-    'Elixir.RabbitMQ.CLI.DefaultOutput':output(Result).
+    %% The tool's own module: on the tool's code path, not on the broker's.
+    (default_output()):output(Result).
+
+-spec default_output() -> module().
+default_output() ->
+    'Elixir.RabbitMQ.CLI.DefaultOutput'.
 
 node_sections() ->
     [

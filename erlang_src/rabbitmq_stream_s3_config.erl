@@ -17,7 +17,7 @@ table do not show them.
 -define(SECRETS, [secret_access_key, session_token]).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 %% A key is at most 1024 bytes in S3, and a stream id alone can be 540.
--define(PREFIX_BYTES_MAX, 256).
+-define(PREFIX_BYTES_MAX, 700).
 -define(KIB, 1024).
 -define(MIB, (1024 * 1024)).
 
@@ -247,7 +247,7 @@ prefix(Value) ->
     else
         _ ->
             {error,
-                "1 to 256 letters, digits, '-', '_', '.', '=' and '/', "
+                "1 to 700 letters, digits, '-', '_', '.', '=' and '/', "
                 "without a '/' in front, at the end or twice in a row"}
     end.
 

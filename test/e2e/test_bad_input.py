@@ -133,20 +133,26 @@ def test_endpoint_that_answers_nonsense(run_dir, s3, node_name, answer):
             assert broker.range("still-works") in (None, (0, 0))
 
 
+def certificates(folder):
+    """An authority and a certificate of its for loopback; (authority, certificate, key) as files."""
+    openssl = lambda *words: subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)  # noqa: E731
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=127.0.0.1")
+    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
+    openssl("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-out", "cert.pem", "-extfile", "extensions")
+    return folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
+
+
 def test_tls_that_does_not_verify(run_dir, node_name, tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", certificate,
-         "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )
+    authority, certificate, key = certificates(tmp_path)
     with S3Test(tls=(certificate, key)) as s3:
         with TieredBroker(run_dir, s3, name=node_name) as broker:
             streams_work(broker)
             wait_until(lambda: broker.node_status()["bucket_reason"] == "tls", 60, "tls")
             said_once(broker, "not accessible", "tls")
-        # The same server, and the certificate trusted: it works, over TLS.
-        shutil.copy(certificate, run_dir / "ca.pem")
+        # The same server, and its authority trusted: it works, over TLS.
+        shutil.copy(authority, run_dir / "ca.pem")
         with TieredBroker(run_dir, s3, name=node_name + "ca", tls__ca_file=run_dir / "ca.pem") as broker:
             streams_work(broker)
             broker.flush_tier("still-works", 300)
@@ -279,7 +285,7 @@ def test_segment_cut_short(run_dir, s3, node_name):
 
 @pytest.mark.parametrize(
     "name",
-    ["with spaces and / slashes", "ünï-cødé-流-🐇", "x" * 255, "..", "percent%2Fslash?query#hash"],
+    ["with spaces and / slashes", "ünï-cødé-流-🐇", "x" * 233, "..", "percent%2Fslash?query#hash"],
     ids=["spaces", "unicode", "longest", "dots", "url"],
 )
 def test_stream_names_at_the_limits(limits, s3, name):
@@ -287,11 +293,11 @@ def test_stream_names_at_the_limits(limits, s3, name):
     publish_amqp091(limits, name, 200, fixed(50_000))
     status = wait_until(lambda: limits.rpc_status(name), 60, "the stream has a reader")
     stream_id = status["stream_id"]
-    wait_until(lambda: limits.cut_by_name(name) and limits.rpc_status(name)["persisted_next_offset"] == 200, 60, "durable")
+    wait_until(lambda: limits.cut_by_name(name) and limits.rpc_status(name)["persisted_next_offset"] >= 200, 60, "durable")
     keys = s3.keys(stream_id)
     assert keys and all(len(key.encode()) <= 1024 for key in keys)
-    assert max(len(key.encode()) for key in keys) > 500
-    verify(consume_amqp091(limits, name, 200), 0, 200, fixed(50_000))
+    assert max(len(key.encode()) for key in keys) > (900 if len(name) > 200 else 700)
+    verify(consume_amqp091(limits, name, 200), 0, 200, fixed(50_000), tracked=True)
 
 
 class _ByName(TieredBroker):
@@ -301,12 +307,12 @@ class _ByName(TieredBroker):
         quoted = "<<" + ",".join(str(byte) for byte in name.encode()) + ">>"
         text = self.rpc(
             f'case rabbitmq_stream_s3_status:stream_status(<<"/">>, {quoted}) of'
-            " {ok, #{stream_id := Id, persisted_next_offset := N}} -> {Id, N}; _ -> none end."
+            " {ok, #{stream_id := Id, persisted_next_offset := N}} -> {binary_to_atom(Id), N}; _ -> none end."
         )
         if text == "none":
             return None
         stream_id, following = text.strip("{}").rsplit(",", 1)
-        return {"stream_id": stream_id.strip('<>"'), "persisted_next_offset": int(following)}
+        return {"stream_id": stream_id.strip("'"), "persisted_next_offset": int(following)}
 
     def cut_by_name(self, name):
         quoted = "<<" + ",".join(str(byte) for byte in name.encode()) + ">>"
@@ -316,7 +322,8 @@ class _ByName(TieredBroker):
 
 @pytest.fixture(scope="module")
 def limits(run_dir, s3):
-    prefix = "p/" + "q" * 200 + "/" + "r" * 309
+    # With the longest name that a stock broker can make a folder for, keys come close to S3's 1,024 bytes.
+    prefix = "p/" + "q" * 387 + "/" + "r" * 300
     with _ByName(run_dir, s3, name="limits", prefix=prefix, fragment_size=1_000_000, persist_interval_ms=100) as node:
         yield node
 

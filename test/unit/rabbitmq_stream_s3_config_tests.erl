@@ -45,8 +45,8 @@ endpoint_test_() ->
     ].
 
 prefix_test_() ->
-    Good = ["a", "rabbitmq/stream", "a/b/c", "a-b_c.d=e", lists:duplicate(256, $a)],
-    TooLong = lists:duplicate(257, $a),
+    Good = ["a", "rabbitmq/stream", "a/b/c", "a-b_c.d=e", lists:duplicate(700, $a)],
+    TooLong = lists:duplicate(701, $a),
     Bad = ["", "/a", "a/", "a//b", "a/../b", ".", "a\n", "a\nb", "a b", [0], [127], "größe", TooLong],
     [?_assertMatch({ok, _}, check([{prefix, Prefix}])) || Prefix <- Good] ++
         [

@@ -28,19 +28,28 @@ impl Corpus {
     /// Writes segments and indexes; one record in each chunk.
     pub fn write(&self, directory: &Path) -> Result<(), Error> {
         create_dir_all(directory)?;
-        let data: Vec<u8> = (0..self.data_bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let data: Vec<u8> = (0..self.data_bytes)
+            .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
         let data_crc = crc::crc32(&data);
         let mut open: Option<(BufWriter<File>, BufWriter<File>, u64)> = None;
         for chunk_id in 0..self.chunks {
-            if open.as_ref().is_none_or(|(_, _, position)| *position >= self.segment_bytes) {
-                let mut log = BufWriter::new(File::create(directory.join(segment::file_name(chunk_id)))?);
-                let mut records =
-                    BufWriter::new(File::create(directory.join(format!("{chunk_id:020}.index")))?);
+            if open
+                .as_ref()
+                .is_none_or(|(_, _, position)| *position >= self.segment_bytes)
+            {
+                let mut log =
+                    BufWriter::new(File::create(directory.join(segment::file_name(chunk_id)))?);
+                let mut records = BufWriter::new(File::create(
+                    directory.join(format!("{chunk_id:020}.index")),
+                )?);
                 log.write_all(&segment::SEGMENT_HEADER)?;
                 records.write_all(&index::INDEX_HEADER)?;
                 open = Some((log, records, 8));
             }
-            let Some((log, records, position)) = open.as_mut() else { continue };
+            let Some((log, records, position)) = open.as_mut() else {
+                continue;
+            };
             let header = ChunkHeader {
                 chunk_type: ChunkType::User,
                 num_entries: 1,

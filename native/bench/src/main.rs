@@ -18,7 +18,11 @@ const USAGE: &str = "usage: bench header-scan --dir DIR
 Prints one JSON line per row.";
 
 fn option(words: &[String], name: &str) -> Option<String> {
-    words.iter().position(|word| word == name).and_then(|at| words.get(at + 1)).cloned()
+    words
+        .iter()
+        .position(|word| word == name)
+        .and_then(|at| words.get(at + 1))
+        .cloned()
 }
 
 fn main() -> ExitCode {

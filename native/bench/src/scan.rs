@@ -18,7 +18,11 @@ const BATCH_CHUNKS: usize = 16_384;
 /// Runs both chunk sizes.
 pub fn run(directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
     for (name, chunks, data_bytes) in [("1 KiB", 1_000_000, 1_000), ("64 KiB", 30_000, 65_536)] {
-        let corpus = Corpus { chunks, data_bytes, segment_bytes: 500_000_000 };
+        let corpus = Corpus {
+            chunks,
+            data_bytes,
+            segment_bytes: 500_000_000,
+        };
         let place = directory.join(format!("scan-{data_bytes}"));
         corpus.write(&place)?;
         let mut alone = Vec::new();
@@ -36,15 +40,29 @@ pub fn run(directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
             })?);
         }
         let target = ("design target 5 M/s", 5.0);
-        print(&format!("header scan, {name} chunks"), "M chunks/s/core", &alone, Some(target));
-        print(&format!("header scan and assembly, {name} chunks"), "M chunks/s/core", &assembled, Some(target));
+        print(
+            &format!("header scan, {name} chunks"),
+            "M chunks/s/core",
+            &alone,
+            Some(target),
+        );
+        print(
+            &format!("header scan and assembly, {name} chunks"),
+            "M chunks/s/core",
+            &assembled,
+            Some(target),
+        );
         std::fs::remove_dir_all(&place)?;
     }
     Ok(())
 }
 
 fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> Result<f64, String> {
-    let mut scanner = Scanner::new(directory.to_path_buf(), Arc::new(BufferPool::new()), Arc::new(Stats::default()));
+    let mut scanner = Scanner::new(
+        directory.to_path_buf(),
+        Arc::new(BufferPool::new()),
+        Arc::new(Stats::default()),
+    );
     let (seen, cost) = measure(|| {
         let mut from_offset = 0;
         while from_offset < corpus.chunks {
@@ -55,7 +73,10 @@ fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> R
                 max_bytes: 64 << 20,
             });
             if batch.chunks.is_empty() {
-                return Err(format!("the scan stopped at {from_offset}: {:?}", batch.end));
+                return Err(format!(
+                    "the scan stopped at {from_offset}: {:?}",
+                    batch.end
+                ));
             }
             from_offset += batch.chunks.len() as u64;
             each(&batch);

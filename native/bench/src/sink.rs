@@ -7,7 +7,10 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves until its standard input ends.
 pub fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
     println!("{}", listener.local_addr()?.port());
     runtime.spawn(async move {
@@ -26,7 +29,11 @@ async fn serve(mut stream: TcpStream) -> Option<()> {
     let mut filled = 0;
     loop {
         let end = loop {
-            if let Some(at) = buffer.get(..filled)?.windows(4).position(|four| four == b"\r\n\r\n") {
+            if let Some(at) = buffer
+                .get(..filled)?
+                .windows(4)
+                .position(|four| four == b"\r\n\r\n")
+            {
                 break at + 4;
             }
             if filled >= HEAD_BYTES_MAX {
@@ -39,12 +46,19 @@ async fn serve(mut stream: TcpStream) -> Option<()> {
         };
         let head = String::from_utf8_lossy(buffer.get(..end)?).to_ascii_lowercase();
         let field = |name: &str| {
-            head.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim_start_matches(':').trim().to_owned())
+            head.lines()
+                .find_map(|line| line.strip_prefix(name))
+                .map(|rest| rest.trim_start_matches(':').trim().to_owned())
         };
         if field("expect").is_some() {
-            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.ok()?;
+            stream
+                .write_all(b"HTTP/1.1 100 Continue\r\n\r\n")
+                .await
+                .ok()?;
         }
-        let mut left = field("content-length").and_then(|text| text.parse::<usize>().ok()).unwrap_or(0);
+        let mut left = field("content-length")
+            .and_then(|text| text.parse::<usize>().ok())
+            .unwrap_or(0);
         left = left.saturating_sub(filled - end);
         while left > 0 {
             match stream.read(&mut buffer).await {

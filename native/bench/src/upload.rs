@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aws_sdk_s3::Client;
-use aws_sdk_s3::config::{BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation};
+use aws_sdk_s3::config::{
+    BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation,
+};
 use aws_sdk_s3::primitives::{ByteStream, Length};
 use log_format::key::KeySpace;
 use tiering_core::fragment_assembly::{FragmentAssembly, FragmentPlan};
@@ -43,10 +45,17 @@ pub struct Target {
 
 /// Runs both ways in turn.
 pub fn run(directory: &Path, target: Target) -> Result<(), Box<dyn std::error::Error>> {
-    let corpus = Corpus { chunks: 8_192, data_bytes: 131_000, segment_bytes: 250_000_000 };
+    let corpus = Corpus {
+        chunks: 8_192,
+        data_bytes: 131_000,
+        segment_bytes: 250_000_000,
+    };
     let place = directory.join("upload");
     corpus.write(&place)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     let (mut ours, mut bare) = (Rates::default(), Rates::default());
     for _ in 0..RUNS {
         bare.add(corpus, upload_bare(&runtime, &place, &target)?);
@@ -56,8 +65,18 @@ pub fn run(directory: &Path, target: Target) -> Result<(), Box<dyn std::error::E
     print(&format!("bare PUT, {name}"), "MB/s", &bare.throughput, None);
     print(&format!("bare PUT, {name}, CPU"), "s/GiB", &bare.cpu, None);
     let against = "bare PUT, same SDK";
-    print(&format!("upload, {name}"), "MB/s", &ours.throughput, Some((against, median(&bare.throughput))));
-    print(&format!("upload, {name}, CPU"), "s/GiB", &ours.cpu, Some((against, median(&bare.cpu))));
+    print(
+        &format!("upload, {name}"),
+        "MB/s",
+        &ours.throughput,
+        Some((against, median(&bare.throughput))),
+    );
+    print(
+        &format!("upload, {name}, CPU"),
+        "s/GiB",
+        &ours.cpu,
+        Some((against, median(&bare.cpu))),
+    );
     std::fs::remove_dir_all(&place)?;
     Ok(())
 }
@@ -76,7 +95,12 @@ impl Rates {
     }
 }
 
-fn upload_ours(runtime: &Runtime, place: &Path, corpus: Corpus, target: &Target) -> Result<Cost, String> {
+fn upload_ours(
+    runtime: &Runtime,
+    place: &Path,
+    corpus: Corpus,
+    target: &Target,
+) -> Result<Cost, String> {
     let tier = Arc::new(S3RemoteTier::new(&Config {
         bucket: target.bucket.clone(),
         endpoint: Some(target.endpoint.clone()),
@@ -113,8 +137,16 @@ fn upload_ours(runtime: &Runtime, place: &Path, corpus: Corpus, target: &Target)
     outcome.map(|()| cost)
 }
 
-fn plans(place: &Path, corpus: Corpus, pool: &Arc<BufferPool>) -> Result<Vec<FragmentPlan>, String> {
-    let mut scanner = Scanner::new(place.to_path_buf(), Arc::clone(pool), Arc::new(Stats::default()));
+fn plans(
+    place: &Path,
+    corpus: Corpus,
+    pool: &Arc<BufferPool>,
+) -> Result<Vec<FragmentPlan>, String> {
+    let mut scanner = Scanner::new(
+        place.to_path_buf(),
+        Arc::clone(pool),
+        Arc::new(Stats::default()),
+    );
     let (mut plans, mut assembly, mut from_offset) = (Vec::new(), FragmentAssembly::new(), 0);
     while from_offset < corpus.chunks {
         let batch = scanner.scan(&ScanRequest {
@@ -124,7 +156,10 @@ fn plans(place: &Path, corpus: Corpus, pool: &Arc<BufferPool>) -> Result<Vec<Fra
             max_bytes: FRAGMENT_BYTES,
         });
         if batch.chunks.is_empty() {
-            return Err(format!("the scan stopped at {from_offset}: {:?}", batch.end));
+            return Err(format!(
+                "the scan stopped at {from_offset}: {:?}",
+                batch.end
+            ));
         }
         for chunk in &batch.chunks {
             if assembly.payload_bytes() >= FRAGMENT_BYTES {
@@ -143,9 +178,16 @@ fn upload_bare(runtime: &Runtime, place: &Path, target: &Target) -> Result<Cost,
     let mut pieces = Vec::new();
     for entry in std::fs::read_dir(place).map_err(|error| error.to_string())? {
         let path: PathBuf = entry.map_err(|error| error.to_string())?.path();
-        if path.extension().is_some_and(|extension| extension == "segment") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "segment")
+        {
             let size = path.metadata().map_err(|error| error.to_string())?.len();
-            pieces.extend((0..size).step_by(FRAGMENT_BYTES as usize).map(|at| (path.clone(), at, FRAGMENT_BYTES.min(size - at))));
+            pieces.extend(
+                (0..size)
+                    .step_by(FRAGMENT_BYTES as usize)
+                    .map(|at| (path.clone(), at, FRAGMENT_BYTES.min(size - at))),
+            );
         }
     }
     let (outcome, cost) = measure(|| {
@@ -163,8 +205,16 @@ fn upload_bare(runtime: &Runtime, place: &Path, target: &Target) -> Result<Cost,
                         .build()
                         .await
                         .map_err(|error| error.to_string())?;
-                    let put = client.put_object().bucket(bucket).key(format!("bench/bare/{number}")).body(body);
-                    put.customize().disable_payload_signing().send().await.map_err(|error| format!("{error:?}"))?;
+                    let put = client
+                        .put_object()
+                        .bucket(bucket)
+                        .key(format!("bench/bare/{number}"))
+                        .body(body);
+                    put.customize()
+                        .disable_payload_signing()
+                        .send()
+                        .await
+                        .map_err(|error| format!("{error:?}"))?;
                     Ok(())
                 }
             })
@@ -181,7 +231,13 @@ fn bare_client(target: &Target) -> Client {
         .force_path_style(true)
         .endpoint_url(&target.endpoint)
         .http_client(aws_smithy_http_client::Builder::new().build_http())
-        .credentials_provider(Credentials::new(&target.access_key, &target.secret_key, None, None, "bench"))
+        .credentials_provider(Credentials::new(
+            &target.access_key,
+            &target.secret_key,
+            None,
+            None,
+            "bench",
+        ))
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired);
     Client::from_conf(config.build())
 }
@@ -198,7 +254,10 @@ where
             .map(|put| {
                 let admission = Arc::clone(&admission);
                 tokio::spawn(async move {
-                    let _permit = admission.acquire_owned().await.map_err(|error| error.to_string())?;
+                    let _permit = admission
+                        .acquire_owned()
+                        .await
+                        .map_err(|error| error.to_string())?;
                     put.await
                 })
             })

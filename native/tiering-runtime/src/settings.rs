@@ -178,8 +178,8 @@ impl Config {
         }
         check(
             "prefix",
-            !prefix.is_empty() && prefix.len() <= 256,
-            "must have 1 to 256 characters",
+            !prefix.is_empty() && prefix.len() <= 700,
+            "must have 1 to 700 characters",
         )?;
         check(
             "prefix",

@@ -60,7 +60,7 @@ class TieredBroker(Broker):
             " undefined -> none; Reader -> rabbitmq_stream_s3_replica_reader:cut(Reader) end."
         )
 
-    def flush_tier(self, stream, next_offset, seconds=300):
+    def flush_tier(self, stream, next_offset, seconds=120):
         """Makes everything below `next_offset` durable in S3 now, without waiting for size or age."""
 
         def flushed():
