@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import socketserver
 import struct
-import subprocess
 import threading
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from stream_s3_e2e import records
 from stream_s3_e2e.amqp10 import decode
 from stream_s3_e2e.broker import TOP, Broker, run
+from stream_s3_e2e.certificates import certificates
 from stream_s3_e2e.consume import consume, consume_amqp091
 from stream_s3_e2e.publish import declare, publish, publish_amqp091
 from stream_s3_e2e.records import fixed, verify
@@ -131,17 +131,6 @@ def test_endpoint_that_answers_nonsense(run_dir, s3, node_name, answer):
             if answer.startswith(b"HTTP"):
                 return
             assert broker.range("still-works") in (None, (0, 0))
-
-
-def certificates(folder):
-    """An authority and a certificate of its for loopback; (authority, certificate, key) as files."""
-    openssl = lambda *words: subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)  # noqa: E731
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=127.0.0.1")
-    (folder / "extensions").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    openssl("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-            "-out", "cert.pem", "-extfile", "extensions")
-    return folder / "ca.pem", folder / "cert.pem", folder / "key.pem"
 
 
 def test_tls_that_does_not_verify(run_dir, node_name, tmp_path):

@@ -221,7 +221,7 @@ class Publisher:
 class Client:
     """One connection."""
 
-    def __init__(self, port, host="127.0.0.1", user="guest", password="guest", vhost="/", receive_buffer=None):
+    def __init__(self, port, host="127.0.0.1", user="guest", password="guest", vhost="/", receive_buffer=None, tls=None):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer:
             # Before connecting: only then the kernel offers the small window (a slow reader in earnest).
@@ -229,6 +229,8 @@ class Client:
         self.socket.settimeout(30)
         self.socket.connect((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self.buffer = bytearray()
         self.correlation = 0
         self.answers = {}
@@ -295,14 +297,20 @@ class Client:
                     return frame
             if self.closed:
                 raise ConnectionLost(self.closed)
-            readable, _, _ = select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
-                return None
+            if not self._decrypted():
+                readable, _, _ = select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))
+                if not readable:
+                    return None
             data = self.socket.recv(1 << 18)
             if not data:
                 self.closed = "the broker closed the connection"
                 raise ConnectionLost(self.closed)
             self.buffer += data
+
+    def _decrypted(self):
+        """Whether TLS has bytes that the socket no longer shows."""
+        pending = getattr(self.socket, "pending", None)
+        return pending is not None and pending() > 0
 
     def _handle(self, frame):
         body = _Body(frame)
