@@ -450,8 +450,12 @@ reopen_remote(Next, Close, Reader0, Local, Deliver, Left) ->
             failed(Kind, <<"cannot read from the remote tier">>, Reader0)
     end.
 
-%% Final for this handle. It may have ended only because its engine did, and the plugin has a new
-%% one by now.
+%% Final for this handle. A store that has not answered for a minute may answer in the next one: the
+%% consumer waits, as it would have to wait if it came again. And the handle may have ended only
+%% because its engine did, and the plugin has a new one by now.
+remote_failed(unavailable, Text, Reader, Local, Deliver, Left) ->
+    ok = say_once(unavailable, Text, Reader),
+    again_remote(Reader, Local, Deliver, Left);
 remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     case persistent_term:get(?ENGINE, undefined) =:= rabbitmq_stream_s3_remote_log:engine(Remote) of
         true -> failed(Kind, Text, Reader);

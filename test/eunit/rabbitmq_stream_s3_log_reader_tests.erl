@@ -26,6 +26,7 @@ log_reader_test_() ->
             fun skips_many_chunks_in_turns/1,
             fun filters_remote_chunks/1,
             fun reports_remote_errors/1,
+            fun outlives_a_store_that_is_unavailable/1,
             fun waits_while_the_plugin_is_off/1,
             fun adopts_readers_that_were_open_before/1
         ],
@@ -515,6 +516,21 @@ reports_remote_errors(How) ->
         ?assertEqual({error, {stream_s3, corrupt}}, next(Reader))
     end),
     close(Reader).
+
+outlives_a_store_that_is_unavailable(How) ->
+    Log = ?LOG:append(9, ?LOG:new("unavailable")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    {_, Reader} = take(1, open(How, first, Log)),
+    range({error, unavailable, <<"no answer for 60 s">>}, Log),
+    Waiting = with_quiet_log(fun() ->
+        {end_of_stream, Next} = next(Reader),
+        Next
+    end),
+    range({0, 18}, Log),
+    {Rest, Last} = all(Waiting),
+    ?assertEqual([2, 4, 6, 8, 10, 12, 14, 16], ids(Rest)),
+    close(Last).
 
 waits_while_the_plugin_is_off(How) ->
     Log = ?LOG:append(12, ?LOG:new("off")),
