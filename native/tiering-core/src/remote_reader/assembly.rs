@@ -24,6 +24,9 @@ pub(super) enum Cut {
     NeedBytes,
     /// Every chunk of the fragment was cut.
     FragmentEnd,
+    /// Every chunk that the manifest names was cut, and the object goes on: the manifest was cut back to where the local log
+    /// starts, in the middle of what had been uploaded.
+    Overhang,
     /// The header contradicts itself, the manifest or the chunk before.
     Corrupt(String),
     /// The data does not match the CRC in the header.
@@ -115,6 +118,9 @@ impl Assembly {
                     self.fragment.first_offset, self.expected_offset, self.fragment.next_offset
                 ))
             };
+        }
+        if self.expected_offset == self.fragment.next_offset && self.head.is_none() {
+            return Cut::Overhang;
         }
         let header = match self.head {
             Some(header) => header,

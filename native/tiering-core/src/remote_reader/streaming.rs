@@ -33,6 +33,8 @@ enum Idle {
     NeedBytes,
     /// The fragment is through and the next one is not known yet.
     FragmentEnd,
+    /// The manifest's part of the fragment is through; what follows in the object belongs to nobody.
+    Overhang,
 }
 
 #[derive(Debug)]
@@ -109,6 +111,15 @@ impl Streaming {
             Ok(idle) => idle,
             Err(finish) => return Next::Finish(finish),
         };
+        if idle == Idle::Overhang {
+            // Nothing that is still asked for belongs to the manifest's part.
+            self.cancel(context);
+            return if context.ready_chunks == 0 {
+                self.search_anew()
+            } else {
+                Next::Stay
+            };
+        }
         if idle != Idle::Full && self.ranges.is_empty() {
             if let Some(object) = self.gone {
                 context.cancel_lookup();
@@ -172,6 +183,7 @@ impl Streaming {
                     self.frontier_index = self.frontier_index.saturating_sub(1);
                     self.assembly.enter(next);
                 }
+                Cut::Overhang => return Ok(Idle::Overhang),
                 Cut::CrcMismatch(text) => {
                     context.counters.chunk_crc_mismatches += 1;
                     self.fetch_again(context, text)?;

@@ -1,5 +1,7 @@
 //! Draining the local log: scans of committed chunk headers go in, fragments come out.
 
+use std::sync::Arc;
+
 use super::status::ProblemKind;
 use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
 use crate::fragment_assembly::FragmentAssembly;
@@ -82,12 +84,12 @@ impl ReplicaReader {
         }
         let next = self.drain.next_offset.unwrap_or(scan.from_offset);
         match batch.end {
-            ScanEnd::CaughtUp if next > scan.up_to_chunk_id => self.scan_succeeded(),
+            ScanEnd::CaughtUp if next > scan.up_to_chunk_id => self.seam_found(),
             ScanEnd::CaughtUp => self.scan_failed(format!(
                 "committed chunk {} is not in the local log",
                 scan.up_to_chunk_id
             )),
-            ScanEnd::More if next > scan.from_offset => self.scan_succeeded(),
+            ScanEnd::More if next > scan.from_offset => self.seam_found(),
             ScanEnd::More => self.scan_failed("a scan made no progress".to_owned()),
             ScanEnd::LocalAhead { local_first_offset } if local_first_offset > next => {
                 self.scan_succeeded();
@@ -143,6 +145,18 @@ impl ReplicaReader {
         Ok(())
     }
 
+    /// The local log goes on where the manifest ends.
+    fn seam_found(&mut self) {
+        self.scan_succeeded();
+        if std::mem::take(&mut self.unconfirmed) {
+            self.effects.push_back(Effect::Publish {
+                root: Arc::clone(&self.persisted),
+                revision: self.revision(),
+                confirmed: true,
+            });
+        }
+    }
+
     fn scan_succeeded(&mut self) {
         self.drain.failures = 0;
         self.drain.retry_at_ms = None;
@@ -196,7 +210,8 @@ impl ReplicaReader {
         let in_the_way = !matches!(self.phase, Phase::Running)
             || self.drain.scan.is_some()
             || self.reset.is_some()
-            || self.transfers.len() >= self.settings.max_in_flight_transfers;
+            || self.transfers.len() >= self.settings.max_in_flight_transfers
+            || self.transfers.index_bytes() >= self.settings.max_waiting_index_bytes;
         let something = up_to_chunk_id >= from_offset || !self.drain.probed;
         (something && !in_the_way).then_some((from_offset, up_to_chunk_id))
     }

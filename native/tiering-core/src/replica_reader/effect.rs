@@ -80,15 +80,18 @@ pub enum Effect {
         /// Revision that must still be there; 0 = no pointer yet.
         expected_revision: u64,
     },
-    /// The manifest in `root` is persisted: readers may use it, local retention may trim below its next offset.
+    /// The manifest in `root` is persisted: readers may use it.
     ///
-    /// One exception: after [`Recovery::RemoteTierAhead`] an empty manifest is published under the revision that it is about
-    /// to replace, because the persisted one is of a timeline that readers and local retention must forget at once.
+    /// One exception: after [`Recovery::RemoteTierAhead`] what is left of the manifest is published under the revision that it
+    /// is about to replace, because readers and local retention must forget the rest at once.
     Publish {
         /// The persisted manifest.
         root: Arc<Root>,
         /// Its revision (0 = never persisted, empty).
         revision: u64,
+        /// Whether the local log has shown that it goes on where the manifest ends. Only then may local retention trim below
+        /// the next offset: a log that lost its end has nothing but what it has.
+        confirmed: bool,
     },
     /// Delete objects that no persisted manifest names any more (keys relative to the stream).
     Delete {

@@ -81,6 +81,8 @@ pub struct ReplicaReader {
     manifest: Root,
     /// `manifest` does not continue `persisted`: it replaces it.
     diverged: bool,
+    /// `persisted` is published, and the local log has not shown yet that it goes on where it ends.
+    unconfirmed: bool,
     /// In the bucket, and not in `manifest`. Deleted after the persist that shows that no manifest names it.
     garbage: BTreeSet<StoredObject>,
 
@@ -120,6 +122,7 @@ impl ReplicaReader {
             pointer: None,
             manifest: Root::empty_at(0),
             diverged: false,
+            unconfirmed: false,
             garbage: BTreeSet::new(),
             drain: Drain::default(),
             anchor: Anchor::Unneeded,

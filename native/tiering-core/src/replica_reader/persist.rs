@@ -344,9 +344,11 @@ impl ReplicaReader {
         self.counters.persists_completed += 1;
         self.problems.clear(ProblemKind::Persist);
         self.problems.clear(ProblemKind::Metadata);
+        self.unconfirmed = false;
         self.effects.push_back(Effect::Publish {
             root: Arc::clone(&self.persisted),
             revision,
+            confirmed: true,
         });
         if !garbage.is_empty() {
             let fragments = garbage

@@ -4,14 +4,16 @@
 //! manifest stays published, and readable, until the first fragment after the gap is persisted.
 //!
 //! Remote tier ahead: the local log lost its end, and the remote tier has records of a timeline that is no more. The local log
-//! is the authority. As local retention would trim by the wrong timeline, the empty manifest is published at once and persisted
-//! without waiting for a fragment.
+//! is the authority for what it has. What lies below its first offset is common to both timelines and stays; the manifest is cut
+//! back to that offset, published at once, and persisted without waiting for a fragment. Objects that it no longer names are
+//! left in the bucket: they may hold the only copy of records that were acknowledged, and say themselves what they are.
 
 use std::sync::Arc;
 
 use log_format::manifest::Root;
 
 use super::{Effect, Recovery, ReplicaReader, StoredObject};
+use crate::manifest::edit;
 
 /// A recovery that waits: for a persist that is under way, or because the last one was not long ago.
 #[derive(Debug, Clone, Copy)]
@@ -87,11 +89,16 @@ impl ReplicaReader {
         let from_offset = self.manifest.next_offset;
         self.abandon_transfers();
         self.abandon_persist();
-        let discarded: Vec<StoredObject> = super::fragments(&self.persisted)
-            .chain(super::fragments(&self.manifest))
-            .collect();
-        self.garbage.extend(discarded);
-        self.manifest = Root::empty_at(floor);
+        match reset.kind {
+            Recovery::LocalLogAhead => {
+                let discarded: Vec<StoredObject> = super::fragments(&self.persisted)
+                    .chain(super::fragments(&self.manifest))
+                    .collect();
+                self.garbage.extend(discarded);
+                self.manifest = Root::empty_at(floor);
+            }
+            Recovery::RemoteTierAhead => self.manifest = edit::cut_back(&self.persisted, floor),
+        }
         self.diverged = true;
         self.drain.restart(Some(floor));
         self.streak.length = self.streak.length.saturating_add(1);
@@ -109,9 +116,12 @@ impl ReplicaReader {
             Recovery::RemoteTierAhead => {
                 self.counters.remote_tier_ahead_recoveries += 1;
                 let root = Arc::new(self.manifest.clone());
+                self.unconfirmed = false;
                 self.effects.push_back(Effect::Publish {
                     root,
                     revision: self.revision(),
+                    // It ends where the local log starts: there is nothing to trim by it.
+                    confirmed: true,
                 });
                 self.persist.at_once = self.revision() > 0;
             }

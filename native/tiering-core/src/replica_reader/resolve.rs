@@ -209,9 +209,12 @@ impl ReplicaReader {
         let start = pointer.map(|_| self.manifest.next_offset);
         self.drain.restart(start);
         self.phase = Phase::Running;
+        // The first scan tells whether the local log goes on where this manifest ends.
+        self.unconfirmed = pointer.is_some();
         self.effects.push_back(Effect::Publish {
             root: Arc::clone(&self.persisted),
             revision: self.revision(),
+            confirmed: !self.unconfirmed,
         });
     }
 

@@ -15,6 +15,9 @@ pub struct Settings {
     pub persist_interval_ms: u64,
     /// Fragments that are cut and not yet in the manifest; scanning waits while there are as many.
     pub max_in_flight_transfers: usize,
+    /// Bytes of the indexes of those fragments; scanning waits while they hold as much. Counts for streams of tiny chunks, whose
+    /// indexes are a good part of their data: an outage of the store must not fill the broker's memory.
+    pub max_waiting_index_bytes: usize,
     /// A transfer (or a request for a root) with no result for this long is sent again.
     pub transfer_deadline_ms: u64,
     /// Any other effect with no answer for this long counts as failed.
@@ -29,11 +32,12 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             fragment_size_bytes: 64 << 20,
-            fragment_max_chunks: 1 << 18,
+            fragment_max_chunks: 1 << 17,
             fragment_max_age_ms: 0,
             persist_threshold: 5,
             persist_interval_ms: 2_000,
             max_in_flight_transfers: 16,
+            max_waiting_index_bytes: 4 << 20,
             transfer_deadline_ms: 180_000,
             answer_deadline_ms: 60_000,
             scan_max_chunks: 4_096,
@@ -55,6 +59,7 @@ impl Settings {
             persist_threshold: self.persist_threshold.max(1),
             persist_interval_ms: self.persist_interval_ms.max(1),
             max_in_flight_transfers: self.max_in_flight_transfers.max(1),
+            max_waiting_index_bytes: self.max_waiting_index_bytes.max(1),
             transfer_deadline_ms: self.transfer_deadline_ms.max(1),
             answer_deadline_ms: self.answer_deadline_ms.max(1),
             scan_max_chunks: self.scan_max_chunks.max(1),

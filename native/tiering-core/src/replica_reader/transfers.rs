@@ -83,6 +83,14 @@ impl Transfers {
         self.queue.is_empty()
     }
 
+    /// Memory that the waiting fragments hold.
+    pub(super) fn index_bytes(&self) -> usize {
+        self.queue
+            .iter()
+            .map(|transfer| transfer.plan.index.len())
+            .sum()
+    }
+
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }

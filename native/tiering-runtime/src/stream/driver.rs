@@ -388,7 +388,11 @@ impl Driver {
                 };
                 self.scan(generation, request);
             }
-            Effect::Publish { root, revision } => self.publish(root, revision),
+            Effect::Publish {
+                root,
+                revision,
+                confirmed,
+            } => self.publish(root, revision, confirmed),
             Effect::Delete { objects } => {
                 let work = self.workshop.clone().delete(objects);
                 self.spawn(Task::Delete, async move {
@@ -448,7 +452,7 @@ impl Driver {
             .insert(abort.id(), (Task::Scan { generation }, abort));
     }
 
-    fn publish(&mut self, root: Arc<log_format::manifest::Root>, revision: u64) {
+    fn publish(&mut self, root: Arc<log_format::manifest::Root>, revision: u64, confirmed: bool) {
         let epoch = self.workshop.stream.epoch;
         let range = Range {
             first_offset: root.first_offset,
@@ -469,7 +473,10 @@ impl Driver {
                 epoch,
             },
         );
-        self.sink.push(StreamPush::Range(range));
+        // The shell trims the local log by what it is told.
+        if confirmed {
+            self.sink.push(StreamPush::Range(range));
+        }
     }
 
     fn tell_problem(&mut self, problem: Option<Problem>) {

@@ -54,14 +54,11 @@ impl Workshop {
             crc32: plan.object_crc(),
             metadata: metadata::fragment(&self.stream, &config.cluster, &plan),
         };
-        let deadline = Duration::from_millis(config.transfer_deadline_ms);
+        let deadline = transfer_deadline(config.transfer_deadline_ms, len_bytes);
         let outcome = tokio::time::timeout(deadline, tier.put(request))
             .await
             .unwrap_or_else(|_| {
-                let text = format!(
-                    "the transfer took longer than {} ms",
-                    config.transfer_deadline_ms
-                );
+                let text = format!("the transfer took longer than {} ms", deadline.as_millis());
                 Err(StoreError::new(StoreErrorKind::Timeout, text))
             });
         match outcome {
@@ -142,6 +139,14 @@ impl Workshop {
             }
         }
     }
+}
+
+/// Bytes per millisecond that a line has at least. A transfer that goes on, however slowly, must come to its end: started
+/// again it would only fill the line once more. One that stands still is noticed by its silence, long before.
+const SLOWEST_BYTES_PER_MS: u64 = 16;
+
+fn transfer_deadline(configured_ms: u64, len_bytes: u64) -> Duration {
+    Duration::from_millis(configured_ms.saturating_add(len_bytes / SLOWEST_BYTES_PER_MS))
 }
 
 /// What a failed request means to the machine.

@@ -225,3 +225,34 @@ fn no_more_than_the_allowed_number_of_chunks_is_cut_ahead() {
     assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 40 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
+
+#[test]
+fn a_fragment_that_the_manifest_names_only_in_part_is_read_that_far() {
+    for (start, settings) in [(0, small_requests()), (7, small_requests()), (0, small())] {
+        let mut world = long_stream(2, 20);
+        let expected: Vec<_> = world
+            .chunks_from(start)
+            .into_iter()
+            .take(10 - usize::try_from(start).expect("small"))
+            .collect();
+        world.cut_back(10);
+        let mut run = Run::new(world, settings, Start::Offset(start));
+        let outcome = run.run_to_the_end();
+        assert_eq!(outcome, ReadOutcome::Local { next_offset: 10 });
+        assert_eq!(run.delivered(), expected);
+    }
+}
+
+#[test]
+fn what_follows_a_fragment_named_in_part_is_read_from_the_next_one() {
+    let mut world = long_stream(1, 20);
+    let before: Vec<_> = world.chunks_from(0).into_iter().take(10).collect();
+    world.chunks.truncate(10);
+    world.cut_back(10);
+    world.append(&vec![(1, 90); 5]);
+    let after = world.chunks_from(10);
+    assert_eq!(after.len(), 5);
+    let mut run = Run::new(world, small_requests(), Start::Offset(0));
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 15 });
+    assert_eq!(run.delivered(), [before, after].concat());
+}

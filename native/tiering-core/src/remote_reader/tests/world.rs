@@ -153,6 +153,15 @@ impl World {
     }
 
     /// The upload goes on.
+    /// Cuts the manifest back to this offset, in the middle of a fragment whose object stays as it is.
+    pub fn cut_back(&mut self, next_offset: u64) {
+        let mut root = self.root().clone();
+        root.entries
+            .retain(|entry| entry.first_offset < next_offset);
+        root.next_offset = next_offset;
+        self.root = Some(Arc::new(root));
+    }
+
     pub fn append(&mut self, specs: &[ChunkSpec]) {
         let root = self.root().clone();
         let (mut entries, mut next_offset) = (root.entries, root.next_offset);

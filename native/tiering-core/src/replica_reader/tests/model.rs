@@ -86,7 +86,7 @@ impl World {
     fn collect(&mut self) {
         for effect in std::mem::take(&mut self.rig.effects) {
             match effect {
-                Effect::Publish { root, revision } => self.published(&root, revision),
+                Effect::Publish { root, revision, .. } => self.published(&root, revision),
                 Effect::Delete { objects } => self.delete(&objects),
                 Effect::CancelTransfers { generation } => {
                     let ours = |effect: &Effect| matches!(effect, Effect::Transfer { generation: of, .. } if *of <= generation);
@@ -387,6 +387,7 @@ impl World {
             machine: ReplicaReader::new(now, settings(), self.epoch, 1),
             now,
             effects: vec![],
+            last_published: None,
         };
         self.rig.collect();
         self.collect();

@@ -179,8 +179,19 @@ fn bug_89_a_log_that_lost_its_end_is_noticed_by_the_first_look_even_if_nothing_n
     assert_eq!((from, up_to), (40, 20));
 }
 
+/// The part of `root_of(0, &[20, 20])` below 10, where the local log starts.
+fn common_part() -> Root {
+    let root = root_of(0, &[20, 20]);
+    Root {
+        next_offset: 10,
+        total_size_bytes: root.entries[0].size_bytes.into(),
+        entries: vec![root.entries[0]],
+        ..root
+    }
+}
+
 #[test]
-fn bug_85_a_remote_timeline_that_is_no_more_is_unpublished_at_once_and_replaced_without_delay() {
+fn bug_85_of_a_remote_timeline_that_is_no_more_only_what_the_local_log_has_is_given_up() {
     let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
     rig.committed(20, 10);
     rig.end_scan(ScanEnd::RemoteAhead {
@@ -190,17 +201,18 @@ fn bug_85_a_remote_timeline_that_is_no_more_is_unpublished_at_once_and_replaced_
     recovered(&mut rig, Recovery::RemoteTierAhead, 40, 10);
     assert_eq!(
         rig.published(),
-        (Arc::new(Root::empty_at(10)), 7),
-        "local retention must not trim by it"
+        (Arc::new(common_part()), 7),
+        "local retention must not trim by the old one"
     );
     let root = rig.put_root(Ok(101));
-    assert_eq!(*root, Root::empty_at(10));
+    assert_eq!(*root, common_part());
     assert_eq!(rig.take_scan().1, 10);
     rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
     assert_eq!(rig.published(), (root, 8));
     assert_eq!(
         rig.deleted(),
-        [fragment(0, 0), fragment(20, 1), root_object(70)]
+        [root_object(70)],
+        "acknowledged records that only the bucket has stay there"
     );
     let counters = rig.machine.counters();
     assert_eq!(
@@ -210,6 +222,38 @@ fn bug_85_a_remote_timeline_that_is_no_more_is_unpublished_at_once_and_replaced_
         ),
         (1, 0)
     );
+}
+
+#[test]
+fn nothing_is_trimmed_before_the_local_log_has_shown_where_it_goes_on() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    let may_trim = |rig: &Rig| {
+        rig.last_published
+            .as_ref()
+            .map(|(_, _, confirmed)| *confirmed)
+    };
+    assert_eq!(may_trim(&rig), Some(false));
+    rig.committed(50, 30);
+    assert_eq!(may_trim(&rig), Some(false));
+    rig.scan();
+    assert_eq!(may_trim(&rig), Some(true));
+}
+
+#[test]
+fn a_log_that_starts_over_keeps_nothing_of_the_old_timeline_and_destroys_nothing() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(0, 0);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 0,
+        local_next_offset: 1,
+    });
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 0);
+    assert_eq!(rig.published(), (Arc::new(Root::empty_at(0)), 7));
+    rig.put_root(Ok(101));
+    rig.take_scan();
+    rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
+    rig.published();
+    assert_eq!(rig.deleted(), [root_object(70)]);
 }
 
 #[test]
@@ -225,7 +269,7 @@ fn a_recovery_snapshot_without_edits_is_repeated_until_it_is_persisted() {
     rig.put_root(Err(transient()));
     rig.take_scan();
     rig.wait_until_due();
-    assert_eq!(*rig.put_root(Ok(101)), Root::empty_at(10));
+    assert_eq!(*rig.put_root(Ok(101)), common_part());
 }
 
 #[test]

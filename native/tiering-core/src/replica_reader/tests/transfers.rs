@@ -287,3 +287,22 @@ fn a_hundred_thousand_completions_in_reverse_order_take_constant_stack() {
         .unwrap();
     thread.join().unwrap();
 }
+
+#[test]
+fn an_outage_of_the_store_does_not_pile_up_the_indexes_of_tiny_chunks() {
+    let mut rig = Rig::fresh_with(Settings {
+        max_waiting_index_bytes: 40,
+        ..settings()
+    });
+    rig.drain(30, 0);
+    rig.write_anchor();
+    let index_bytes = rig.machine.transfers.index_bytes();
+    assert!(index_bytes >= 40, "{index_bytes} bytes wait");
+    rig.committed(500, 0);
+    assert!(
+        !rig.effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Scan { .. })),
+        "nothing more is scanned while they wait"
+    );
+}
