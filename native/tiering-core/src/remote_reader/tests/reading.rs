@@ -249,7 +249,7 @@ fn what_follows_a_fragment_named_in_part_is_read_from_the_next_one() {
     let before: Vec<_> = world.chunks_from(0).into_iter().take(10).collect();
     world.chunks.truncate(10);
     world.cut_back(10);
-    world.append(&vec![(1, 90); 5]);
+    world.append(&[(1, 90); 5]);
     let after = world.chunks_from(10);
     assert_eq!(after.len(), 5);
     let mut run = Run::new(world, small_requests(), Start::Offset(0));
