@@ -1,4 +1,5 @@
-//! How fast chunk headers are scanned, alone and with the assembly of fragments. One thread, files in the page cache.
+//! How fast chunk headers are scanned, alone and with the assembly of fragments. One thread, files in the page cache;
+//! per second of CPU time, which other work on the machine changes less than the clock.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use crate::corpus::Corpus;
 use crate::row::{measure, print};
 
 const RUNS: usize = 5;
+/// CPU time comes in hundredths of a second: several passes make a run long enough.
+const PASSES: u32 = 4;
 const BATCH_CHUNKS: usize = 16_384;
 
 /// Runs both chunk sizes.
@@ -29,28 +32,33 @@ pub fn run(directory: &Path) -> Result<(), Box<dyn std::error::Error>> {
         let mut assembled = Vec::new();
         for _ in 0..RUNS {
             alone.push(rate(&place, corpus, |_| {})?);
-            let mut assembly = FragmentAssembly::new();
+            let (mut assembly, mut added) = (FragmentAssembly::new(), 0);
             assembled.push(rate(&place, corpus, |batch| {
                 for chunk in &batch.chunks {
-                    if assembly.payload_bytes() >= 64 << 20 || !assembly.fits(chunk) {
+                    let full = assembly.payload_bytes() >= 64 << 20 || !assembly.fits(chunk);
+                    // Each pass starts over.
+                    if full || chunk.header.chunk_id == 0 {
                         drop(assembly.cut());
                     }
-                    let _ = assembly.add(chunk);
+                    added += u64::from(assembly.add(chunk).is_ok());
                 }
             })?);
+            if added != corpus.chunks * u64::from(PASSES) {
+                return Err(format!("only {added} chunks were assembled").into());
+            }
         }
-        let target = ("design target 5 M/s", 5.0);
+        let target = (data_bytes < 4096).then_some(("design target 5 M/s", 5.0));
         print(
             &format!("header scan, {name} chunks"),
             "M chunks/s/core",
             &alone,
-            Some(target),
+            target,
         );
         print(
             &format!("header scan and assembly, {name} chunks"),
             "M chunks/s/core",
             &assembled,
-            Some(target),
+            target,
         );
         std::fs::remove_dir_all(&place)?;
     }
@@ -64,8 +72,9 @@ fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> R
         Arc::new(Stats::default()),
     );
     let (seen, cost) = measure(|| {
-        let mut from_offset = 0;
-        while from_offset < corpus.chunks {
+        let (mut from_offset, mut seen) = (0, 0);
+        while seen < corpus.chunks * u64::from(PASSES) {
+            from_offset %= corpus.chunks;
             let batch = scanner.scan(&ScanRequest {
                 from_offset,
                 up_to_chunk_id: corpus.chunks - 1,
@@ -79,9 +88,10 @@ fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> R
                 ));
             }
             from_offset += batch.chunks.len() as u64;
+            seen += batch.chunks.len() as u64;
             each(&batch);
         }
-        Ok(from_offset)
+        Ok(seen)
     });
-    Ok(seen? as f64 / cost.wall.as_secs_f64() / 1e6)
+    Ok(seen? as f64 / cost.cpu.as_secs_f64() / 1e6)
 }
