@@ -8,6 +8,8 @@ use tiering_runtime::engine::{Closed, Engine};
 use tiering_runtime::manifests::ManifestState;
 
 use crate::codec::config::{burst, config, rate};
+use crate::codec::event::PointerOrEmpty;
+use crate::codec::push::range_map;
 use crate::codec::spec::{SpecTerm, route_term};
 use crate::codec::{OffsetOrNone, counters, string, text};
 use crate::message::Mailbox;
@@ -169,6 +171,15 @@ pub(crate) fn mark_pending<'a>(
     Ok(atoms::ok().encode(env))
 }
 
+pub(crate) fn reset<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+) -> NifResult<Term<'a>> {
+    handle.engine.manifests().reset(&string(stream_id)?);
+    Ok(atoms::ok().encode(env))
+}
+
 pub(crate) fn forget<'a>(
     env: Env<'a>,
     handle: ResourceArc<EngineResource>,
@@ -208,6 +219,27 @@ pub(crate) fn await_manifest<'a>(
     let asked = handle.engine.await_manifest(&stream_id, move |_manifest| {
         mailbox.send(|env| atoms::resolved().encode(env));
     });
+    Ok(accepted(env, asked))
+}
+
+pub(crate) fn resolve<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    pid: LocalPid,
+    reference: Reference<'a>,
+    stream_id: Term<'a>,
+    pointer: PointerOrEmpty,
+) -> NifResult<Term<'a>> {
+    let stream_id = string(stream_id)?;
+    let mailbox = Mailbox::new(pid, *reference);
+    let asked = handle
+        .engine
+        .resolve_manifest(&stream_id, pointer.0, move |outcome| {
+            mailbox.send(|env| match &outcome {
+                Ok(range) => (atoms::resolved(), range_map(env, range)).encode(env),
+                Err(error) => errors::resolve(env, error),
+            });
+        });
     Ok(accepted(env, asked))
 }
 

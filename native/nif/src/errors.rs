@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustler::{Atom, Encoder, Env, Term};
 use tiering_runtime::engine::OpenError;
 use tiering_runtime::remote_tier::{StoreError, StoreErrorKind};
+use tiering_runtime::resolve::ResolveError;
 
 use crate::atoms;
 use crate::codec::text;
@@ -58,6 +59,12 @@ pub(crate) fn probe(kind: StoreErrorKind) -> Atom {
         StoreErrorKind::Tls => atoms::tls(),
         _ => atoms::unexpected(),
     }
+}
+
+/// `{error, Kind, Text}` of a manifest that is not known.
+pub(crate) fn resolve<'a>(env: Env<'a>, error: &ResolveError) -> Term<'a> {
+    let kind = Atom::from_str(env, error.name()).unwrap_or_else(|_| atoms::unexpected());
+    (atoms::error(), kind, text(env, &error.to_string())).encode(env)
 }
 
 /// `{error, Kind, Text}` of a failed request.

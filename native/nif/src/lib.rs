@@ -18,7 +18,7 @@ mod stream;
 use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
-use crate::codec::event::EventTerm;
+use crate::codec::event::{EventTerm, PointerOrEmpty};
 use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
@@ -52,10 +52,13 @@ entry::nif_table! {
     stream::close as stream_close(stream: StreamArc);
 
     engine::mark_pending as manifest_mark_pending(engine: EngineArc, stream_id: Term<'a>);
+    engine::reset as manifest_reset(engine: EngineArc, stream_id: Term<'a>);
     engine::forget as manifest_forget(engine: EngineArc, stream_id: Term<'a>);
     engine::range as manifest_range(engine: EngineArc, stream_id: Term<'a>);
     engine::await_manifest as manifest_await(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>);
+    engine::resolve as manifest_resolve(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, pointer: PointerOrEmpty);
     engine::route as route(
         engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
 

@@ -12,6 +12,8 @@ pub mod local_log;
 pub mod manifests;
 pub mod remote_reader;
 pub mod remote_tier;
+pub mod resolve;
+mod roots;
 pub mod settings;
 pub mod stats;
 pub mod stream;

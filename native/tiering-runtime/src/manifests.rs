@@ -45,10 +45,39 @@ impl ManifestState {
     }
 }
 
+impl ResolvedManifest {
+    /// What orders two manifests of a stream. The metadata store lets neither number of a pointer go back.
+    const fn order(&self) -> (u64, u64) {
+        (self.epoch, self.revision)
+    }
+}
+
+/// Why a manifest that was fetched is not the one to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The stream was forgotten meanwhile, or never marked.
+    Unknown,
+    /// Its writer is here; nobody else may publish.
+    WrittenHere,
+    /// A newer one is known.
+    Stale,
+}
+
+/// What became of a manifest that was offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offered {
+    /// It is published.
+    Published,
+    /// It was there already.
+    Known,
+}
+
 /// The registry. The lock is held for a look-up or an insertion only.
 #[derive(Debug, Default)]
 pub struct Manifests {
     streams: Mutex<HashMap<StreamId, watch::Sender<ManifestState>>>,
+    /// How many drivers of a stream run here (for a moment two, when a writer is replaced). Locked after `streams`, never before.
+    writers: Mutex<HashMap<StreamId, usize>>,
 }
 
 impl Manifests {
@@ -82,6 +111,86 @@ impl Manifests {
             // send_replace wakes tasks; it runs none of them, so the lock is still held for nanoseconds only.
             Some(sender) => drop(sender.send_replace(state)),
             None => drop(streams.insert(Arc::from(stream_id), watch::Sender::new(state))),
+        }
+    }
+
+    /// Publishes what was fetched for a stream that is written elsewhere, if it is newer than what is known.
+    ///
+    /// # Errors
+    /// If it must not be used here.
+    pub fn offer(&self, stream_id: &str, manifest: ResolvedManifest) -> Result<Offered, Refused> {
+        let streams = self.lock();
+        let sender = self.admit(&streams, stream_id, manifest.order())?;
+        let Some(sender) = sender else {
+            return Ok(Offered::Known);
+        };
+        drop(sender.send_replace(ManifestState::Resolved(manifest)));
+        Ok(Offered::Published)
+    }
+
+    /// What [`Self::offer`] would say of a manifest with that epoch and revision, before it is fetched.
+    ///
+    /// # Errors
+    /// If it must not be used here.
+    pub fn would_take(
+        &self,
+        stream_id: &str,
+        epoch: u64,
+        revision: u64,
+    ) -> Result<Offered, Refused> {
+        let streams = self.lock();
+        let sender = self.admit(&streams, stream_id, (epoch, revision))?;
+        Ok(sender.map_or(Offered::Known, |_| Offered::Published))
+    }
+
+    /// Where to put it; `None` if it is there.
+    fn admit<'a>(
+        &self,
+        streams: &'a HashMap<StreamId, watch::Sender<ManifestState>>,
+        stream_id: &str,
+        order: (u64, u64),
+    ) -> Result<Option<&'a watch::Sender<ManifestState>>, Refused> {
+        let sender = streams.get(stream_id).ok_or(Refused::Unknown)?;
+        if self.writers().contains_key(stream_id) {
+            return Err(Refused::WrittenHere);
+        }
+        let known = sender.borrow().resolved().map(ResolvedManifest::order);
+        match known {
+            Some(known) if known == order => Ok(None),
+            Some(known) if known > order => Err(Refused::Stale),
+            Some(_) | None => Ok(Some(sender)),
+        }
+    }
+
+    fn writers(&self) -> MutexGuard<'_, HashMap<StreamId, usize>> {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on only the stream's driver publishes.
+    pub(crate) fn take(&self, stream_id: &str) {
+        *self.writers().entry(Arc::from(stream_id)).or_default() += 1;
+    }
+
+    /// A driver has ended.
+    pub(crate) fn give_back(&self, stream_id: &str) {
+        let mut writers = self.writers();
+        if let Some(count) = writers.get_mut(stream_id) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                writers.remove(stream_id);
+            }
+        }
+    }
+
+    /// Makes the stream pending, whatever was known of it: its member here is a new one.
+    pub fn reset(&self, stream_id: &str) {
+        let mut streams = self.lock();
+        match streams.get(stream_id) {
+            Some(sender) => drop(sender.send_replace(ManifestState::Pending)),
+            None => drop(streams.insert(
+                Arc::from(stream_id),
+                watch::Sender::new(ManifestState::Pending),
+            )),
         }
     }
 
@@ -193,6 +302,46 @@ mod tests {
         manifests.publish("s", manifest(9, 2));
         growth.changed().await.expect("still known");
         assert_eq!(growth.borrow().resolved(), Some(&manifest(9, 2)));
+    }
+
+    #[test]
+    fn only_a_newer_manifest_of_a_known_stream_written_elsewhere_is_taken() {
+        let manifests = Manifests::new();
+        assert_eq!(manifests.offer("s", manifest(7, 1)), Err(Refused::Unknown));
+        manifests.mark_pending("s");
+        assert_eq!(manifests.offer("s", manifest(7, 3)), Ok(Offered::Published));
+        assert_eq!(manifests.offer("s", manifest(7, 3)), Ok(Offered::Known));
+        assert_eq!(manifests.offer("s", manifest(5, 2)), Err(Refused::Stale));
+        let later_epoch = ResolvedManifest {
+            epoch: 2,
+            ..manifest(9, 4)
+        };
+        assert_eq!(
+            manifests.offer("s", later_epoch.clone()),
+            Ok(Offered::Published)
+        );
+        assert_eq!(manifests.offer("s", manifest(8, 5)), Err(Refused::Stale));
+        assert_eq!(manifests.resolved("s"), Some(later_epoch));
+        manifests.take("s");
+        manifests.take("s");
+        manifests.give_back("s");
+        let newest = ResolvedManifest {
+            epoch: 3,
+            ..manifest(10, 6)
+        };
+        assert_eq!(
+            manifests.offer("s", newest.clone()),
+            Err(Refused::WrittenHere)
+        );
+        manifests.give_back("s");
+        assert_eq!(manifests.offer("s", newest), Ok(Offered::Published));
+        manifests.reset("s");
+        assert_eq!(manifests.get("s"), Some(ManifestState::Pending));
+        assert_eq!(
+            manifests.offer("s", manifest(1, 1)),
+            Ok(Offered::Published),
+            "a new member knows nothing"
+        );
     }
 
     #[tokio::test]

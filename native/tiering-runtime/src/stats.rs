@@ -148,6 +148,13 @@ stats! {
     /// Upload tasks that died without an answer (a bug; the upload is tried again).
     tasks_lost,
 
+    /// Manifests of streams written elsewhere that were fetched and published here.
+    manifests_resolved,
+    /// Manifests that were fetched or asked for too late: a newer one was known.
+    manifests_stale,
+    /// Fetches of a manifest that ended without one.
+    manifest_resolve_failures,
+
     /// Header scans of local segments.
     scans,
     /// Chunk headers that scans saw.

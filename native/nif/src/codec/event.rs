@@ -44,6 +44,23 @@ impl<'a> Decoder<'a> for EventTerm {
     }
 }
 
+/// `{Epoch, Uid, Revision} | empty`.
+pub(crate) struct PointerOrEmpty(pub(crate) Option<Pointer>);
+
+impl<'a> Decoder<'a> for PointerOrEmpty {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
+        if atoms::empty() == term {
+            return Ok(Self(None));
+        }
+        let (epoch, uid, revision): (u64, u32, u64) = term.decode()?;
+        Ok(Self(Some(Pointer {
+            epoch,
+            uid,
+            revision,
+        })))
+    }
+}
+
 fn pointer_read(term: Term<'_>) -> NifResult<PointerRead> {
     if atoms::not_found() == term {
         return Ok(PointerRead::NotFound);

@@ -1,7 +1,7 @@
 //! Pushes up to the owner of a stream.
 
 use rustler::{Atom, Encoder, Env, Term};
-use tiering_core::replica_reader::Recovery;
+use tiering_core::replica_reader::{Pointer, Recovery};
 use tiering_runtime::stream::{Range, Stopped, StreamPush};
 
 use super::{map, text};
@@ -51,7 +51,16 @@ fn name<'a>(env: Env<'a>, name: &'static str) -> Term<'a> {
         .encode(env)
 }
 
-fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
+/// A persisted manifest in short.
+pub(crate) fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
+    let pointer = match range.pointer {
+        Some(Pointer {
+            epoch,
+            uid,
+            revision,
+        }) => (epoch, uid, revision).encode(env),
+        None => atoms::none().encode(env),
+    };
     let pairs = [
         (atoms::first_offset(), range.first_offset.encode(env)),
         (atoms::next_offset(), range.next_offset.encode(env)),
@@ -63,6 +72,7 @@ fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
         (atoms::revision(), range.revision.encode(env)),
         (atoms::epoch(), range.epoch.encode(env)),
         (atoms::fragments(), range.fragments.encode(env)),
+        (atoms::pointer(), pointer),
     ];
     // Fails for duplicate keys only.
     map(env, &pairs).unwrap_or_else(|_| Term::map_new(env))

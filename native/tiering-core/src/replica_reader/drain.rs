@@ -153,6 +153,7 @@ impl ReplicaReader {
                 root: Arc::clone(&self.persisted),
                 revision: self.revision(),
                 confirmed: true,
+                pointer: self.pointer,
             });
         }
     }

@@ -92,6 +92,8 @@ pub enum Effect {
         /// Whether the local log has shown that it goes on where the manifest ends. Only then may local retention trim below
         /// the next offset: a log that lost its end has nothing but what it has.
         confirmed: bool,
+        /// The pointer that names it; `None` while none does (never persisted, or the exception).
+        pointer: Option<Pointer>,
     },
     /// Delete objects that no persisted manifest names any more (keys relative to the stream).
     Delete {

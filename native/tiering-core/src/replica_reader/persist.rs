@@ -349,6 +349,7 @@ impl ReplicaReader {
             root: Arc::clone(&self.persisted),
             revision,
             confirmed: true,
+            pointer: self.pointer,
         });
         if !garbage.is_empty() {
             let fragments = garbage

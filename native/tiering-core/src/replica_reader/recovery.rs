@@ -122,6 +122,7 @@ impl ReplicaReader {
                     revision: self.revision(),
                     // It ends where the local log starts: there is nothing to trim by it.
                     confirmed: true,
+                    pointer: None,
                 });
                 self.persist.at_once = self.revision() > 0;
             }

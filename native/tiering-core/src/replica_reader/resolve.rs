@@ -215,6 +215,7 @@ impl ReplicaReader {
             root: Arc::clone(&self.persisted),
             revision: self.revision(),
             confirmed: !self.unconfirmed,
+            pointer,
         });
     }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use tiering_core::replica_reader::{
-    Effect, Event, Failure, Problem, ReplicaReader, ScanBatch, ScanEnd, Settings, StopReason,
+    Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd, Settings,
+    StopReason,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -133,6 +134,7 @@ impl Driver {
         };
         let status = Arc::new(Mutex::new(status));
         shared.stats.streams_open.increment();
+        shared.manifests.take(&stream.stream_id);
         let driver = Self {
             machine,
             workshop: Workshop {
@@ -392,7 +394,8 @@ impl Driver {
                 root,
                 revision,
                 confirmed,
-            } => self.publish(root, revision, confirmed),
+                pointer,
+            } => self.publish(root, revision, pointer, confirmed),
             Effect::Delete { objects } => {
                 let work = self.workshop.clone().delete(objects);
                 self.spawn(Task::Delete, async move {
@@ -452,17 +455,15 @@ impl Driver {
             .insert(abort.id(), (Task::Scan { generation }, abort));
     }
 
-    fn publish(&mut self, root: Arc<log_format::manifest::Root>, revision: u64, confirmed: bool) {
+    fn publish(
+        &mut self,
+        root: Arc<log_format::manifest::Root>,
+        revision: u64,
+        pointer: Option<Pointer>,
+        confirmed: bool,
+    ) {
         let epoch = self.workshop.stream.epoch;
-        let range = Range {
-            first_offset: root.first_offset,
-            next_offset: root.next_offset,
-            first_timestamp_ms: root.first_timestamp_ms,
-            total_size_bytes: root.total_size_bytes,
-            revision,
-            epoch,
-            fragments: root.entries.len() as u64,
-        };
+        let range = Range::of(&root, revision, epoch, pointer);
         let stream_id = &self.workshop.stream.stream_id;
         // Readers first: what local retention trims because of the push must be findable by then.
         self.workshop.shared.manifests.publish(
@@ -493,7 +494,11 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.workshop.shared.stats.streams_open.subtract(1);
+        let Shared {
+            stats, manifests, ..
+        } = &*self.workshop.shared;
+        stats.streams_open.subtract(1);
+        manifests.give_back(&self.workshop.stream.stream_id);
         if std::thread::panicking() {
             self.sink.push(StreamPush::Stopped(Stopped::Bug));
         }

@@ -11,8 +11,9 @@ mod work;
 
 use std::path::PathBuf;
 
+use log_format::manifest::Root;
 use tiering_core::replica_reader::{
-    CommitOutcome, Counters, PointerRead, Recovery, RetentionBound, Status,
+    CommitOutcome, Counters, Pointer, PointerRead, Recovery, RetentionBound, Status,
 };
 
 pub use handle::{EventError, StreamHandle};
@@ -128,6 +129,23 @@ pub struct Range {
     pub epoch: u64,
     /// Entries of the root.
     pub fragments: u64,
+    /// The pointer that names its root; `None` while none does (nothing persisted, or just about to be replaced).
+    pub pointer: Option<Pointer>,
+}
+
+impl Range {
+    pub(crate) fn of(root: &Root, revision: u64, epoch: u64, pointer: Option<Pointer>) -> Self {
+        Self {
+            first_offset: root.first_offset,
+            next_offset: root.next_offset,
+            first_timestamp_ms: root.first_timestamp_ms,
+            total_size_bytes: root.total_size_bytes,
+            revision,
+            epoch,
+            fragments: root.entries.len() as u64,
+            pointer,
+        }
+    }
 }
 
 /// The machine's status and counters.

@@ -16,9 +16,7 @@ use crate::clock::random_uid;
 use crate::engine::Shared;
 use crate::local_log::FragmentBody;
 use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind};
-
-/// A root holds 34 bytes per entry and is rebalanced long before this; a larger one is not a root.
-const ROOT_BYTES_MAX: u64 = 64 << 20;
+use crate::roots::{self, RootReadError};
 
 /// What a piece of work needs.
 #[derive(Clone)]
@@ -76,21 +74,13 @@ impl Workshop {
 
     /// Reads the root that the pointer names.
     pub(super) async fn get_root(self, pointer: Pointer) -> Result<Root, Failure> {
-        let key = self
-            .shared
-            .keys
-            .root(&self.stream.stream_id, pointer.epoch, pointer.uid);
-        let bytes = self
-            .shared
-            .tier
-            .get(&key, ROOT_BYTES_MAX)
+        let Shared { tier, keys, .. } = &*self.shared;
+        roots::get(tier, keys, &self.stream.stream_id, pointer)
             .await
-            .map_err(|error| failure(&error))?;
-        let corrupt =
-            |error: log_format::manifest::RootError| Failure::Corrupt(format!("{key}: {error}"));
-        let root = Root::decode(&bytes).map_err(corrupt)?;
-        root.check().map_err(corrupt)?;
-        Ok(root)
+            .map_err(|error| match error {
+                RootReadError::Store(error) => failure(&error),
+                RootReadError::Corrupt(text) => Failure::Corrupt(text),
+            })
     }
 
     /// Stores a root; the answer is the random part of its key.

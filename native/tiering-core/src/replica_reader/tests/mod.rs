@@ -99,6 +99,7 @@ impl Rig {
                 root: Arc::new(Root::empty_at(0)),
                 revision: 0,
                 confirmed: true,
+                pointer: None,
             }
         );
         rig
@@ -120,6 +121,7 @@ impl Rig {
                 root: Arc::new(root.clone()),
                 revision: 7,
                 confirmed: false,
+                pointer: Some(pointer(EPOCH, 70, 7))
             }
         );
         rig
@@ -135,6 +137,7 @@ impl Rig {
                 root,
                 revision,
                 confirmed,
+                ..
             } = &effect
             {
                 let now = (Arc::clone(root), *revision, *confirmed);

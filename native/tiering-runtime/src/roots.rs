@@ -1,0 +1,41 @@
+//! Reading a stored root: fetch, decode, check.
+//!
+//! Owns how large a root may be and what counts as one. Does not own retries, nor what a failure means.
+
+use std::sync::Arc;
+
+use log_format::key::KeySpace;
+use log_format::manifest::{Root, RootError};
+use tiering_core::replica_reader::Pointer;
+
+use crate::remote_tier::{RemoteTier, StoreError};
+
+/// A root holds 34 bytes per entry and is rebalanced long before this; a larger one is not a root.
+const ROOT_BYTES_MAX: u64 = 64 << 20;
+
+/// Why there is no root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RootReadError {
+    /// It could not be fetched.
+    Store(StoreError),
+    /// What was fetched is no root; the text names the key.
+    Corrupt(String),
+}
+
+/// Reads the root that the pointer names.
+pub(crate) async fn get(
+    tier: &Arc<dyn RemoteTier>,
+    keys: &KeySpace,
+    stream_id: &str,
+    pointer: Pointer,
+) -> Result<Root, RootReadError> {
+    let key = keys.root(stream_id, pointer.epoch, pointer.uid);
+    let bytes = tier
+        .get(&key, ROOT_BYTES_MAX)
+        .await
+        .map_err(RootReadError::Store)?;
+    let corrupt = |error: RootError| RootReadError::Corrupt(format!("{key}: {error}"));
+    let root = Root::decode(&bytes).map_err(corrupt)?;
+    root.check().map_err(corrupt)?;
+    Ok(root)
+}
