@@ -23,6 +23,7 @@ Owns two persistent terms and no process. Knows nothing about streams.
     role/0,
     member_info/0,
     range/0,
+    pointer/0,
     mode/0,
     engine/0
 ]).
@@ -46,8 +47,13 @@ that was there before.
     total_size := non_neg_integer(),
     revision := non_neg_integer(),
     epoch := non_neg_integer(),
-    fragments := non_neg_integer()
+    fragments := non_neg_integer(),
+    %% Where the root is; `none` while no pointer names one.
+    pointer := pointer() | none
 }.
+
+-type pointer() ::
+    {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: non_neg_integer()}.
 
 -doc "`inert`: runs but touches nothing; the text says why, for log and status command.".
 -type mode() :: active | {inert, Kind :: atom(), Text :: binary()} | stopped.

@@ -72,6 +72,7 @@ init([]) ->
                 fun(StreamId) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end,
                 rabbitmq_stream_s3_manifest_replica:streams()
             ),
+            ok = rabbitmq_stream_s3_manifest_replica:engine_opened(),
             ok = rabbitmq_stream_s3_governor:engine_opened(),
             _ = schedule_probe(?FIRST_PROBE_MS),
             {ok, #state{engine = Engine, engine_ref = Ref}};

@@ -29,7 +29,9 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
         "Uploads restarted because the remote tier was of another timeline"},
     {readers_started, 13, counter, "Replica readers started"},
     {stream_problems, 14, counter, "Problems reported by streams, once per change"},
-    {bucket_checks, 15, counter, "Answers to the periodic check of the bucket"}
+    {bucket_checks, 15, counter, "Answers to the periodic check of the bucket"},
+    {pointer_moves_received, 16, counter, "Persisted manifests that writers on other nodes told of"},
+    {pointer_moves_missed, 17, counter, "Persisted manifests found by looking, not told"}
 ]).
 
 -type name() :: atom().

@@ -38,7 +38,9 @@ process that resolves it, because a consumer can attach as soon as this returns.
 on_init(Type, Config, State) ->
     guarded(on_init, fun() ->
         #{stream_id := StreamId, dir := Dir} = Info = info(Config, State),
-        ok = mark_pending(StreamId, Dir),
+        %% Cache row and native registry. A shell that is still starting has no tables yet: its
+        %% discovery walks over this member later.
+        ok = rabbitmq_stream_s3_manifest_replica:member_started(Type, Dir, StreamId),
         gen_server:cast(rabbitmq_stream_s3_reconciler, {attach, Type, self(), Info})
     end).
 
@@ -115,12 +117,6 @@ info(#{name := Name, dir := Dir, epoch := Epoch} = Config, State) ->
         retention => user_specs(maps:get(retention, Config, []))
     },
     maps:merge(Info, maps:with([leader_pid], Config)).
-
-%% Cache row and native registry. A shell that is still starting has no tables yet: its discovery
-%% walks over this member later.
-mark_pending(StreamId, Dir) ->
-    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
-    rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId).
 
 first_of_both(State, Local, Key) ->
     StreamId = stream_id(osiris_log:get_name(State)),

@@ -5,11 +5,17 @@ What this node knows about the remote tier of the streams that have a member her
 Owns two tables and the monitors of local members:
 
     rabbitmq_stream_s3_manifest_cache  {StreamId, pending | Range}, for local retention
-    rabbitmq_stream_s3_dirs            {Directory, StreamId}: whose folder is it, for the same
+    rabbitmq_stream_s3_dirs            {Directory, StreamId}: whose folder is it, for the same;
+                                       {{member, StreamId}, Pid}: who opened it last
 
-The manifests that consumers are routed by live in the engine; each change here is made there too.
-Does not fetch anything: a writer's range is put here by its replica reader. Writers of rows call
-from their own process (the hook runs inside osiris and must not wait for ours).
+The manifests that consumers are routed by live in the engine; each change here is made there too. A
+writer's range is put here by its replica reader. Writers of rows call from their own process (the
+hook runs inside osiris and must not wait for ours).
+
+Streams that are written on another node: the writer's replica reader tells the pointer after every
+persist, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs in this process).
+A message may be lost, and a node without the plugin never sends one: the reconciler's round
+compares with the metadata store.
 """.
 
 -behaviour(gen_server).
@@ -21,12 +27,18 @@ from their own process (the hook runs inside osiris and must not wait for ours).
     range/1,
     put/2,
     mark_pending/1,
+    reset/1,
     forget/1,
     streams/0,
     register_dir/2,
     dir/1,
+    member_started/3,
     register_member/3,
-    members/0
+    update_retention/3,
+    members/0,
+    announce/3,
+    look/0,
+    engine_opened/0
 ]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
@@ -38,8 +50,11 @@ from their own process (the hook runs inside osiris and must not wait for ours).
     role :: rabbitmq_stream_s3:role(),
     info :: rabbitmq_stream_s3:member_info()
 }).
--record(state, {members = #{} :: #{stream_id() => #member{}}}).
-
+-record(state, {
+    members = #{} :: #{stream_id() => #member{}},
+    %% Acceptors only; a writer's manifest is its reader's.
+    resolver = rabbitmq_stream_s3_manifest_resolver:new() :: rabbitmq_stream_s3_manifest_resolver:t()
+}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
@@ -69,13 +84,15 @@ mark_pending(StreamId) ->
     end,
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end).
 
+-doc "Pending, whatever was known.".
+-spec reset(stream_id()) -> ok.
+reset(StreamId) ->
+    ok = insert(?MANIFEST_CACHE, StreamId, pending),
+    with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_reset(Engine, StreamId) end).
+
 -spec forget(stream_id()) -> ok.
 forget(StreamId) ->
-    try ets:delete(?MANIFEST_CACHE, StreamId) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end,
+    ok = delete(?MANIFEST_CACHE, StreamId),
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_forget(Engine, StreamId) end).
 
 -spec streams() -> [stream_id()].
@@ -94,15 +111,68 @@ register_dir(Directory, StreamId) ->
 dir(Directory) ->
     lookup(?DIRS, rabbitmq_stream_s3:utf8(Directory)).
 
+-doc """
+The calling process opens the log of a member. What was known of an acceptor's manifest is not
+believed any more: its log may begin above it by now.
+""".
+-spec member_started(rabbitmq_stream_s3:role(), file:name_all(), stream_id()) -> ok.
+member_started(Role, Directory, StreamId) ->
+    ok = register_dir(Directory, StreamId),
+    ok = insert(?DIRS, {member, StreamId}, self()),
+    case Role of
+        writer -> mark_pending(StreamId);
+        acceptor -> reset(StreamId)
+    end.
+
 -doc "Remembers a local member until it ends, and then forgets its stream here.".
 -spec register_member(rabbitmq_stream_s3:role(), pid(), rabbitmq_stream_s3:member_info()) -> ok.
 register_member(Role, Pid, Info) ->
     gen_server:cast(?MODULE, {register_member, Role, Pid, Info}).
 
+-doc "The user's retention of a local member has changed.".
+-spec update_retention(stream_id(), pid(), [osiris:retention_spec()]) -> ok.
+update_retention(StreamId, Pid, Specs) ->
+    gen_server:cast(?MODULE, {update_retention, StreamId, Pid, Specs}).
+
 -spec members() ->
     #{stream_id() => {rabbitmq_stream_s3:role(), pid(), rabbitmq_stream_s3:member_info()}}.
 members() ->
     gen_server:call(?MODULE, members).
+
+-doc """
+Tells other nodes what the writer here has persisted. Waits for nobody: a node that is not connected
+or does not run the plugin hears nothing, and finds out by looking.
+""".
+-spec announce([node()], stream_id(), rabbitmq_stream_s3:range()) -> ok.
+announce(Nodes, StreamId, Range) ->
+    case announcement(StreamId, Range) of
+        none ->
+            ok;
+        Message ->
+            lists:foreach(
+                fun(Node) ->
+                    _ = erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
+                end,
+                lists:delete(node(), Nodes)
+            )
+    end.
+
+announcement(StreamId, #{pointer := {Epoch, Uid, Revision}}) ->
+    {pointer_moved, StreamId, Epoch, Uid, Revision, node()};
+announcement(StreamId, #{pointer := none, revision := Revision}) when Revision > 0 ->
+    {pointer_taken_back, StreamId, Revision, node()};
+announcement(_StreamId, _NothingPersisted) ->
+    none.
+
+-doc "Compares what is known of every acceptor with this node's copy of the pointers.".
+-spec look() -> ok.
+look() ->
+    gen_server:cast(?MODULE, look).
+
+-doc "A new engine knows no manifest.".
+-spec engine_opened() -> ok.
+engine_opened() ->
+    gen_server:cast(?MODULE, engine_opened).
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
@@ -123,46 +193,84 @@ handle_call(_Unknown, _From, State) ->
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({register_member, Role, Pid, Info}, State) ->
     {noreply, add_member(Role, Pid, Info, State)};
+handle_cast({update_retention, StreamId, Pid, Specs}, #state{members = Members} = State) ->
+    case Members of
+        #{StreamId := #member{pid = Pid, role = Role, info = Info}} ->
+            {noreply, add_member(Role, Pid, Info#{retention := Specs}, State)};
+        _ ->
+            {noreply, State}
+    end;
+handle_cast({pointer_moved, StreamId, Epoch, Uid, Revision, _WriterNode}, State) ->
+    ok = rabbitmq_stream_s3_counters:add(pointer_moves_received),
+    {noreply, resolver(announced, [StreamId, {Epoch, Uid, Revision}], State)};
+handle_cast({pointer_taken_back, StreamId, Revision, _WriterNode}, State) ->
+    {noreply, resolver(taken_back, [StreamId, Revision], State)};
+handle_cast(look, State) ->
+    {noreply, resolver(look, [], State)};
+handle_cast(engine_opened, State) ->
+    {noreply, resolver(engine_opened, [], State)};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info({'DOWN', Monitor, process, Pid, _Reason}, #state{members = Members} = State) ->
-    case [Id || Id := #member{monitor = M} <- Members, M =:= Monitor] of
-        [StreamId] -> {noreply, drop_member(StreamId, Pid, State)};
-        [] -> {noreply, State}
-    end;
-handle_info(_Unknown, State) ->
-    {noreply, State}.
+handle_info(Message, #state{resolver = Resolver, members = Members} = State) ->
+    case {rabbitmq_stream_s3_manifest_resolver:handle_info(Message, Resolver), Message} of
+        {{ok, Changed}, _} ->
+            {noreply, State#state{resolver = Changed}};
+        {unknown, {'DOWN', Monitor, process, Pid, _Reason}} ->
+            case [Id || Id := #member{monitor = M} <- Members, M =:= Monitor] of
+                [StreamId] -> {noreply, drop_member(StreamId, Pid, State)};
+                [] -> {noreply, State}
+            end;
+        {unknown, _} ->
+            {noreply, State}
+    end.
+
+resolver(Function, Arguments, #state{resolver = Resolver} = State) ->
+    Changed = apply(rabbitmq_stream_s3_manifest_resolver, Function, Arguments ++ [Resolver]),
+    State#state{resolver = Changed}.
 
 add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members} = State) ->
     case Members of
         #{StreamId := #member{pid = Pid, role = Role} = Member} ->
-            State#state{members = Members#{StreamId := Member#member{info = Info}}};
-        #{StreamId := #member{monitor = Old, role = OldRole}} ->
+            Updated = State#state{members = Members#{StreamId := Member#member{info = Info}}},
+            resolver(update, [StreamId, Info], Updated);
+        #{StreamId := #member{monitor = Old}} ->
             true = demonitor(Old, [flush]),
-            %% A member that no longer writes has a range that nobody moves on: it must not be
-            %% believed.
-            case {OldRole, Role} of
-                {writer, acceptor} ->
-                    ok = forget(StreamId),
-                    ok = mark_pending(StreamId);
-                _ ->
-                    ok
-            end,
-            State#state{members = Members#{StreamId := new_member(Role, Pid, Info)}};
+            new_member(Role, Pid, Info, State);
         _ ->
-            State#state{members = Members#{StreamId => new_member(Role, Pid, Info)}}
+            new_member(Role, Pid, Info, State)
     end.
 
-new_member(Role, Pid, Info) ->
-    #member{pid = Pid, monitor = monitor(process, Pid), role = Role, info = Info}.
+new_member(Role, Pid, Info, #state{members = Members} = State) ->
+    #{stream_id := StreamId, dir := Directory} = Info,
+    Member = #member{pid = Pid, monitor = monitor(process, Pid), role = Role, info = Info},
+    Added = State#state{members = Members#{StreamId => Member}},
+    %% Again: the end of the member before it may have taken them away.
+    ok = register_dir(Directory, StreamId),
+    ok = insert(?DIRS, {member, StreamId}, Pid),
+    case Role of
+        writer ->
+            ok = mark_pending(StreamId),
+            resolver(remove, [StreamId], Added);
+        acceptor ->
+            %% Also the range of a writer that writes no more: nobody moves it on.
+            ok = reset(StreamId),
+            resolver(add, [StreamId, Info], Added)
+    end.
 
-drop_member(StreamId, _Pid, #state{members = Members0} = State) ->
+drop_member(StreamId, Pid, #state{members = Members0} = State) ->
     {#member{info = #{dir := Directory}}, Members} = maps:take(StreamId, Members0),
-    ok = forget(StreamId),
-    true = ets:delete(?DIRS, rabbitmq_stream_s3:utf8(Directory)),
-    State#state{members = Members}.
+    case lookup(?DIRS, {member, StreamId}) of
+        {ok, Next} when Next =/= Pid ->
+            %% What is there belongs to a member that has opened its log already.
+            ok;
+        _ ->
+            ok = forget(StreamId),
+            ok = delete(?DIRS, {member, StreamId}),
+            ok = delete(?DIRS, rabbitmq_stream_s3:utf8(Directory))
+    end,
+    resolver(remove, [StreamId], State#state{members = Members}).
 
 lookup(Table, Key) ->
     try ets:lookup(Table, Key) of
@@ -174,6 +282,13 @@ lookup(Table, Key) ->
 
 insert(Table, Key, Value) ->
     try ets:insert(Table, {Key, Value}) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
+
+delete(Table, Key) ->
+    try ets:delete(Table, Key) of
         true -> ok
     catch
         error:badarg -> ok

@@ -17,9 +17,11 @@
          stream_status/1,
          stream_close/1]).
 -export([manifest_mark_pending/2,
+         manifest_reset/2,
          manifest_forget/2,
          manifest_range/2,
          manifest_await/4,
+         manifest_resolve/5,
          route/5]).
 -export([reader_open/5,
          reader_read/2,
@@ -41,9 +43,11 @@
        stream_status/1,
        stream_close/1,
        manifest_mark_pending/2,
+       manifest_reset/2,
        manifest_forget/2,
        manifest_range/2,
        manifest_await/4,
+       manifest_resolve/5,
        route/5,
        reader_open/5,
        reader_read/2,
@@ -75,7 +79,9 @@
       total_size := non_neg_integer(),
       revision := non_neg_integer(),
       epoch := non_neg_integer(),
-      fragments := non_neg_integer()}.
+      fragments := non_neg_integer(),
+      pointer := pointer() | none}.
+-type pointer() :: {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
 -type push() ::
     read_pointer
     | write_anchor
@@ -159,6 +165,10 @@ stream_close(_Stream) ->
 manifest_mark_pending(_Engine, _StreamId) ->
     erlang:nif_error(not_loaded).
 
+-spec manifest_reset(engine(), stream_id()) -> ok | bug().
+manifest_reset(_Engine, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
 -spec manifest_forget(engine(), stream_id()) -> ok | bug().
 manifest_forget(_Engine, _StreamId) ->
     erlang:nif_error(not_loaded).
@@ -171,6 +181,11 @@ manifest_range(_Engine, _StreamId) ->
 -spec manifest_await(engine(), pid(), reference(), stream_id()) ->
     ok | {error, closed} | bug().
 manifest_await(_Engine, _Pid, _Ref, _StreamId) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_resolve(engine(), pid(), reference(), stream_id(), pointer() | empty) ->
+    ok | {error, closed} | bug().
+manifest_resolve(_Engine, _Pid, _Ref, _StreamId, _Pointer) ->
     erlang:nif_error(not_loaded).
 
 -spec route(engine(), stream_id(), spec(), offset() | -1, offset()) ->

@@ -1,7 +1,8 @@
 -module(rabbitmq_stream_s3_reconciler).
 -moduledoc """
 Attaches the local members of streams: those that a hook announces, those that were there when the
-plugin started, and, every minute, those whose reader has parked or was lost.
+plugin started, and, every minute, those whose reader has parked or was lost. The same round has the
+manifests of replicas compared with the metadata store.
 
 In the same rounds, in a task of their own because the metadata store may take its time: registers
 the trigger that tells of deleted streams, until that has worked, and looks whether streams have
@@ -57,7 +58,8 @@ handle_call(_Unknown, _From, State) ->
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({attach, Role, Pid, Info}, State) ->
     {noreply, attach(Role, Pid, Info, State)};
-handle_cast({update_retention, StreamId, _Pid, Specs}, State) ->
+handle_cast({update_retention, StreamId, Pid, Specs}, State) ->
+    ok = rabbitmq_stream_s3_manifest_replica:update_retention(StreamId, Pid, Specs),
     case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
         undefined -> ok;
         Reader -> rabbitmq_stream_s3_replica_reader:update_retention(Reader, Specs)
@@ -98,6 +100,7 @@ look_at_all(State) ->
     case rabbitmq_stream_s3:mode() of
         active ->
             Members = rabbitmq_stream_s3_manifest_replica:members(),
+            ok = rabbitmq_stream_s3_manifest_replica:look(),
             lists:foldl(
                 fun({Role, Pid}, Acc) -> attach_found(Role, Pid, Members, Acc) end,
                 State,
@@ -244,12 +247,8 @@ attach(writer, Writer, #{stream_id := StreamId, dir := Dir} = Info, State) ->
     end;
 attach(acceptor, Replica, #{stream_id := StreamId, dir := Dir} = Info, State) ->
     ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
+    ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:register_member(acceptor, Replica, Info),
-    %% A stream that has never persisted anything has no remote tier to wait for.
-    case rabbitmq_stream_s3_db:get(StreamId) of
-        not_found -> rabbitmq_stream_s3_manifest_replica:forget(StreamId);
-        _KnownOrUnknown -> rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId)
-    end,
     State.
 
 start_reader(Writer, #{stream_id := StreamId} = Info, State) ->

@@ -251,6 +251,7 @@ handle_push({range, Range}, #state{stream_id = StreamId, info = Info} = State) -
     %% In this order: the evaluation goes by the row.
     ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
     ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+    ok = announce(StreamId, Info, Range),
     {noreply, State#state{range = Range}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
@@ -310,6 +311,24 @@ start_task(Task, Fun, #state{tasks = Tasks} = State) ->
     %% The answer travels as the exit reason: one message says done, failed or crashed.
     {Pid, Ref} = spawn_monitor(fun() -> exit({task_result, Fun()}) end),
     State#state{tasks = Tasks#{Ref => {Task, Pid}}}.
+
+%% In a process of its own: the queue's record may have to be asked for.
+announce(StreamId, #{reference := #resource{kind = queue} = QName}, Range) ->
+    _ = spawn(fun() ->
+        rabbitmq_stream_s3_manifest_replica:announce(member_nodes(QName), StreamId, Range)
+    end),
+    ok;
+announce(_StreamId, _NotOfRabbit, _Range) ->
+    ok.
+
+%% Not known now: the other nodes look themselves.
+member_nodes(QName) ->
+    try rabbit_amqqueue:lookup(QName) of
+        {ok, Queue} -> maps:get(nodes, amqqueue:get_type_state(Queue), []);
+        {error, _} -> []
+    catch
+        _:_ -> []
+    end.
 
 read_pointer(StreamId) ->
     rabbitmq_stream_s3_db:get_consistent(StreamId).

@@ -270,7 +270,8 @@ range() ->
         total_size => 9,
         revision => 1,
         epoch => 3,
-        fragments => 1
+        fragments => 1,
+        pointer => {3, 8, 1}
     },
     ok = push(Open, {range, Range}),
     #{range := Range} = ?READER:status(Reader),

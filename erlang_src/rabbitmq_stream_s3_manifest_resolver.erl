@@ -1,0 +1,307 @@
+-module(rabbitmq_stream_s3_manifest_resolver).
+-moduledoc """
+Brings the manifests of streams that are written on other nodes to this one: reads the pointer, has
+the root fetched and published natively, puts the row, lets local retention run. In this order: what
+is trimmed must be findable by then.
+
+Part of the state of rabbitmq_stream_s3_manifest_replica, in whose process it runs. Owns what is
+under way: tasks that talk to the metadata store, and native answers that are awaited; at most
+?WORK_MAX of them, one for each stream. What comes next for one stream is decided in
+rabbitmq_stream_s3_replica_context.
+""".
+
+-include_lib("kernel/include/logger.hrl").
+
+-export([
+    new/0,
+    add/3,
+    update/3,
+    remove/2,
+    announced/3,
+    taken_back/3,
+    look/1,
+    engine_opened/1,
+    handle_info/2
+]).
+
+-export_type([t/0]).
+
+-type stream_id() :: rabbitmq_stream_s3:stream_id().
+-type info() :: rabbitmq_stream_s3:member_info().
+
+-record(stream, {
+    %% A new one for each member: what was asked for the one before it is not for this one.
+    id :: reference(),
+    info :: info(),
+    context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t(),
+    problem = none :: atom()
+}).
+-record(resolver, {
+    streams = #{} :: #{stream_id() => #stream{}},
+    %% Streams that may have something to do.
+    ready = queue:new() :: queue:queue(stream_id()),
+    %% The monitor of a task, or the reference of a native answer.
+    work = #{} :: #{reference() => {stream_id(), task | fetch, Since :: integer()}},
+    look :: reference() | undefined
+}).
+
+-opaque t() :: #resolver{}.
+
+-define(CONTEXT, rabbitmq_stream_s3_replica_context).
+-define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
+-define(WORK_MAX, 32).
+%% The native deadline is 30 s, the metadata store's as well.
+-define(WORK_LOST_MS, 120_000).
+
+-spec new() -> t().
+new() ->
+    #resolver{}.
+
+-doc "An acceptor of which nothing is known.".
+-spec add(stream_id(), info(), t()) -> t().
+add(StreamId, Info, R0) ->
+    #resolver{streams = Streams} = R = stop_work(StreamId, R0),
+    Stream = #stream{id = make_ref(), info = Info},
+    run(ready(StreamId, R#resolver{streams = Streams#{StreamId => Stream}})).
+
+-spec update(stream_id(), info(), t()) -> t().
+update(StreamId, Info, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := Stream} ->
+            R#resolver{streams = Streams#{StreamId := Stream#stream{info = Info}}};
+        _ ->
+            R
+    end.
+
+-spec remove(stream_id(), t()) -> t().
+remove(StreamId, #resolver{streams = Streams} = R) ->
+    run(stop_work(StreamId, R#resolver{streams = maps:remove(StreamId, Streams)})).
+
+-doc "The writer says that this is the pointer now.".
+-spec announced(stream_id(), ?CONTEXT:pointer(), t()) -> t().
+announced(StreamId, Pointer, R) ->
+    run(news(StreamId, fun(Context) -> ?CONTEXT:announced(Pointer, Context) end, R)).
+
+-doc "The writer says that the manifest of this revision must not be used any more.".
+-spec taken_back(stream_id(), pos_integer(), t()) -> t().
+taken_back(StreamId, Revision, R0) ->
+    case news(StreamId, fun(Context) -> ?CONTEXT:taken_back(Revision, Context) end, R0) of
+        R0 ->
+            R0;
+        R ->
+            ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
+            run(R)
+    end.
+
+-doc "Compares what is known of every stream with this node's copy of the pointers.".
+-spec look(t()) -> t().
+look(R) ->
+    run(start_look(give_up_lost_work(R))).
+
+-doc "A new engine knows no manifest.".
+-spec engine_opened(t()) -> t().
+engine_opened(#resolver{streams = Streams} = R) ->
+    run(lists:foldl(fun start_over/2, R, maps:keys(Streams))).
+
+-doc "A message of the process it lives in, if it is one of its own.".
+-spec handle_info(term(), t()) -> {ok, t()} | unknown.
+handle_info({'DOWN', Look, process, _Pid, Reason}, #resolver{look = Look} = R) ->
+    Seen =
+        case Reason of
+            {seen, Pointers} -> Pointers;
+            _Crashed -> []
+        end,
+    {ok, run(lists:foldl(fun seen/2, R#resolver{look = undefined}, Seen))};
+handle_info({'DOWN', Ref, process, _Pid, Reason}, #resolver{work = Work} = R) when
+    is_map_key(Ref, Work)
+->
+    {{StreamId, task, _Since}, Rest} = maps:take(Ref, Work),
+    {ok, run(pointer_read(StreamId, Reason, R#resolver{work = Rest}))};
+handle_info({rabbitmq_stream_s3, Ref, Answer}, #resolver{work = Work} = R) when
+    is_map_key(Ref, Work)
+->
+    {{StreamId, fetch, _Since}, Rest} = maps:take(Ref, Work),
+    {ok, run(fetched(StreamId, Answer, R#resolver{work = Rest}))};
+handle_info({waited, StreamId, Id}, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{id = Id}} -> {ok, run(news(StreamId, fun ?CONTEXT:waited/1, R))};
+        _ -> {ok, R}
+    end;
+handle_info(_Other, _R) ->
+    unknown.
+
+%% What to do ---------------------------------------------------------------------------------------
+
+news(StreamId, Fun, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{context = Context} = Stream} ->
+            case Fun(Context) of
+                false -> R;
+                Changed -> set(StreamId, Stream#stream{context = Changed}, R)
+            end;
+        _ ->
+            R
+    end.
+
+set(StreamId, Stream, #resolver{streams = Streams} = R) ->
+    ready(StreamId, R#resolver{streams = Streams#{StreamId := Stream}}).
+
+ready(StreamId, #resolver{ready = Ready} = R) ->
+    R#resolver{ready = queue:in(StreamId, Ready)}.
+
+run(#resolver{work = Work} = R) when map_size(Work) >= ?WORK_MAX ->
+    R;
+run(#resolver{ready = Ready0} = R) ->
+    case queue:out(Ready0) of
+        {empty, _} -> R;
+        {{value, StreamId}, Ready} -> run(begin_next(StreamId, R#resolver{ready = Ready}))
+    end.
+
+begin_next(StreamId, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{context = Context0} = Stream} ->
+            case ?CONTEXT:next(Context0) of
+                {read, Context} -> read(StreamId, Stream#stream{context = Context}, R);
+                {fetch, What, Context} -> fetch(StreamId, What, Stream, Context, R);
+                none -> R
+            end;
+        _ ->
+            R
+    end.
+
+%% The answer travels as the exit reason: one message says done, failed or crashed.
+-dialyzer({nowarn_function, read/3}).
+read(StreamId, Stream, #resolver{streams = Streams} = R) ->
+    {_Pid, Ref} = spawn_monitor(fun() ->
+        exit({pointer, rabbitmq_stream_s3_db:get_consistent(StreamId)})
+    end),
+    add_work(Ref, StreamId, task, R#resolver{streams = Streams#{StreamId := Stream}}).
+
+pointer_read(StreamId, Reason, #resolver{streams = Streams} = R) ->
+    #{StreamId := #stream{context = Context0} = Stream} = Streams,
+    Answer =
+        case Reason of
+            {pointer, {ok, Pointer}} -> {ok, Pointer};
+            {pointer, not_found} -> not_found;
+            _FailedOrCrashed -> error
+        end,
+    case ?CONTEXT:pointer_read(Answer, Context0) of
+        {fetch, What, Context} -> fetch(StreamId, What, Stream, Context, R);
+        Other -> pause(StreamId, Other, Stream, R)
+    end.
+
+fetch(StreamId, What, Stream, Context, #resolver{streams = Streams} = R) ->
+    Ref = make_ref(),
+    case resolve(Ref, StreamId, What) of
+        ok ->
+            Fetching = Streams#{StreamId := Stream#stream{context = Context}},
+            add_work(Ref, StreamId, fetch, R#resolver{streams = Fetching});
+        {error, Kind} ->
+            pause(StreamId, ?CONTEXT:failed(Kind, Context), Stream, R)
+    end.
+
+resolve(Ref, StreamId, What) ->
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} ->
+            %% Unless it is known there, nothing is published.
+            _ = rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId),
+            case rabbitmq_stream_s3_nif:manifest_resolve(Engine, self(), Ref, StreamId, What) of
+                ok -> ok;
+                {error, _ClosedOrBug} -> {error, closed}
+            end;
+        undefined ->
+            {error, closed}
+    end.
+
+fetched(StreamId, {resolved, Range}, #resolver{streams = Streams} = R) ->
+    #{StreamId := #stream{context = Context0, info = Info} = Stream} = Streams,
+    case ?CONTEXT:fetched(Context0) of
+        {ok, Context} ->
+            ok = log_recovered(StreamId, Stream),
+            ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
+            ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+            set(StreamId, Stream#stream{context = Context, problem = none}, R);
+        {taken_back, Context} ->
+            ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
+            set(StreamId, Stream#stream{context = Context}, R)
+    end;
+fetched(StreamId, {error, Kind, Text}, #resolver{streams = Streams} = R) ->
+    #{StreamId := #stream{context = Context} = Stream} = Streams,
+    ok = log_problem(StreamId, Kind, Text, Stream),
+    pause(StreamId, ?CONTEXT:failed(Kind, Context), Stream#stream{problem = Kind}, R).
+
+pause(StreamId, {wait, DelayMs, Context}, #stream{id = Id} = Stream, R) ->
+    _ = erlang:send_after(DelayMs, self(), {waited, StreamId, Id}),
+    set(StreamId, Stream#stream{context = Context}, R);
+pause(StreamId, {idle, Context}, Stream, R) ->
+    set(StreamId, Stream#stream{context = Context}, R).
+
+add_work(Ref, StreamId, Kind, #resolver{work = Work} = R) ->
+    Since = erlang:monotonic_time(millisecond),
+    R#resolver{work = Work#{Ref => {StreamId, Kind, Since}}}.
+
+%% What is under way may end by itself; nobody listens.
+stop_work(StreamId, #resolver{work = Work} = R) ->
+    Stopped = [{Ref, Kind} || Ref := {Of, Kind, _Since} <- Work, Of =:= StreamId],
+    _ = [demonitor(Ref, [flush]) || {Ref, task} <- Stopped],
+    R#resolver{work = maps:without([Ref || {Ref, _} <- Stopped], Work)}.
+
+%% The row stays: what is durable is so without an engine.
+start_over(StreamId, R) ->
+    news(StreamId, fun ?CONTEXT:engine_lost/1, stop_work(StreamId, R)).
+
+%% A task of the native side that died answers nobody.
+give_up_lost_work(#resolver{work = Work} = R) ->
+    Before = erlang:monotonic_time(millisecond) - ?WORK_LOST_MS,
+    Lost = [StreamId || _ := {StreamId, _Kind, Since} <- Work, Since < Before],
+    lists:foldl(fun start_over/2, R, Lost).
+
+%% Looking -----------------------------------------------------------------------------------------
+
+-dialyzer({nowarn_function, start_look/1}).
+start_look(#resolver{look = undefined, streams = Streams} = R) ->
+    Known = #{Id => ?CONTEXT:revision(Context) || Id := #stream{context = Context} <- Streams},
+    {_Pid, Ref} = spawn_monitor(fun() -> exit({seen, newer(Known)}) end),
+    R#resolver{look = Ref};
+start_look(StillLooking) ->
+    StillLooking.
+
+%% Only what is news crosses to the resolver's process.
+newer(Known) when map_size(Known) =:= 0 ->
+    [];
+newer(Known) ->
+    {ok, Pointers} = rabbitmq_stream_s3_db:list(),
+    [
+        {StreamId, maps:get(StreamId, Pointers, none)}
+     || StreamId := Revision <- Known,
+        case Pointers of
+            #{StreamId := {_Epoch, _Uid, Now}} -> Now > Revision;
+            _ -> Revision < 0
+        end
+    ].
+
+seen({StreamId, Pointer}, R0) ->
+    case news(StreamId, fun(Context) -> ?CONTEXT:seen(Pointer, Context) end, R0) of
+        R0 ->
+            R0;
+        R ->
+            ok = rabbitmq_stream_s3_counters:add(pointer_moves_missed),
+            R
+    end.
+
+%% One line per change.
+log_problem(_StreamId, Kind, _Text, #stream{problem = Kind}) ->
+    ok;
+log_problem(StreamId, Kind, Text, _Stream) when Kind =:= stale; Kind =:= written_here ->
+    ?LOG_DEBUG("stream_s3: ~ts: ~ts", [StreamId, Text], ?DOMAIN);
+log_problem(StreamId, Kind, Text, _Stream) ->
+    ?LOG_WARNING(
+        "stream_s3: ~ts: the newest manifest is not known on this node yet (~ts): ~ts",
+        [StreamId, Kind, Text],
+        ?DOMAIN
+    ).
+
+log_recovered(_StreamId, #stream{problem = none}) ->
+    ok;
+log_recovered(StreamId, _Stream) ->
+    ?LOG_INFO("stream_s3: ~ts: the manifest is known on this node", [StreamId], ?DOMAIN).

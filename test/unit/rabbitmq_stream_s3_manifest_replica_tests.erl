@@ -1,0 +1,444 @@
+%% Members of streams on this node: a native side, a metadata store and a local retention that tell
+%% the test what they are asked, and answer when it says so.
+-module(rabbitmq_stream_s3_manifest_replica_tests).
+
+-include_lib("eunit/include/eunit.hrl").
+
+-export([manifest_mark_pending/2, manifest_reset/2, manifest_forget/2, manifest_resolve/5]).
+-export([get_consistent/1, list/0, evaluate_local_retention/1]).
+
+-define(REPLICA, rabbitmq_stream_s3_manifest_replica).
+-define(ID, <<"stream">>).
+
+replica_test_() ->
+    {foreach, fun start/0, fun stop/1,
+        patient([
+            {"a new acceptor: pointer, manifest, row, retention", fun registers/0},
+            {"nothing persisted is known as empty", fun empty/0},
+            {"an unknown pointer stays pending and is asked for again", fun store_down/0},
+            {"what is not newer is no news", fun stale/0},
+            {"one fetch at a time, the newest wins", fun coalesces/0},
+            {"a failed fetch reads the pointer again", fun failed/0},
+            {"news ends the pause after a failure", fun news_in_pause/0},
+            {"a missed message is caught by the look", fun look/0},
+            {"what is taken back is not believed", fun taken_back/0},
+            {"a look believes it again, the second time", fun taken_back_for_good/0},
+            {"with its member all of it goes", fun down/0},
+            {"the row of a member that has come already stays", fun down_late/0},
+            {"a member that becomes the writer resolves nothing here", fun becomes_writer/0},
+            {"a writer that becomes a replica knows nothing", fun becomes_acceptor/0},
+            {"a new engine has it resolved again, the row stays", fun engine_opened/0},
+            {"only so many at a time", fun bounded/0},
+            {"a changed retention counts in the next evaluation", fun retention/0},
+            {"announcing needs nobody to listen", fun announces/0}
+        ])}.
+
+%% A machine that builds something else at the same time is not a failure.
+patient(Tests) ->
+    [{timeout, 60, Test} || Test <- Tests].
+
+-define(DOUBLES, [
+    {rabbitmq_stream_s3_nif, [
+        {manifest_mark_pending, 2},
+        {manifest_reset, 2},
+        {manifest_forget, 2},
+        {manifest_resolve, 5}
+    ]},
+    {rabbitmq_stream_s3_db, [{get_consistent, 1}, {list, 0}]},
+    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}]}
+]).
+
+start() ->
+    ?MODULE = ets:new(?MODULE, [named_table, public]),
+    [load_double(Module, Functions) || {Module, Functions} <- ?DOUBLES],
+    ok = rabbitmq_stream_s3:set_engine(double),
+    {ok, Pid} = ?REPLICA:start_link(),
+    true = unlink(Pid),
+    Pid.
+
+stop(Pid) ->
+    Monitor = monitor(process, Pid),
+    exit(Pid, kill),
+    receive
+        {'DOWN', Monitor, _, _, _} -> ok
+    end,
+    ok = rabbitmq_stream_s3:erase_engine(),
+    [
+        begin
+            true = code:delete(Module),
+            code:purge(Module)
+        end
+     || {Module, _} <- ?DOUBLES
+    ],
+    true = ets:delete(?MODULE).
+
+load_double(Module, Functions) ->
+    Lines = [
+        io_lib:format("-module(~s).", [Module])
+        | [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions] ++
+            [
+                begin
+                    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
+                    io_lib:format("~s(~s) -> ~s:~s(~s).", [F, Args, ?MODULE, F, Args])
+                end
+             || {F, A} <- Functions
+            ]
+    ],
+    Forms = [
+        begin
+            {ok, Tokens, _} = erl_scan:string(lists:flatten(Line)),
+            {ok, Form} = erl_parse:parse_form(Tokens),
+            Form
+        end
+     || Line <- Lines
+    ],
+    {ok, Module, Binary} = compile:forms(Forms),
+    _ = code:purge(Module),
+    {module, Module} = code:load_binary(Module, "double", Binary),
+    ok.
+
+%% The doubles --------------------------------------------------------------------------------------
+
+manifest_mark_pending(double, _StreamId) -> ok.
+
+manifest_reset(double, StreamId) -> tell({reset, StreamId}).
+
+manifest_forget(double, StreamId) -> tell({forgotten, StreamId}).
+
+manifest_resolve(double, Pid, Ref, StreamId, What) ->
+    tell({resolve, {Pid, Ref}, StreamId, What}).
+
+get_consistent(StreamId) ->
+    tell({read, StreamId}),
+    [{pointer, Answer}] = ets:lookup(?MODULE, pointer),
+    Answer.
+
+list() ->
+    [{list, Answer}] = ets:lookup(?MODULE, list),
+    tell(looked),
+    {ok, Answer}.
+
+evaluate_local_retention(#{stream_id := StreamId, retention := Retention}) ->
+    tell({evaluated, ?REPLICA:range(StreamId), Retention}).
+
+tell(What) ->
+    [{test, Pid}] = ets:lookup(?MODULE, test),
+    Pid ! What,
+    ok.
+
+%% What a test does ---------------------------------------------------------------------------------
+
+store(Pointer) ->
+    true = ets:insert(?MODULE, [{test, self()}, {pointer, Pointer}]).
+
+member(Role) -> member(Role, ?ID).
+
+member(Role, StreamId) ->
+    Pid = spawn(fun() ->
+        receive
+            stop -> ok
+        end
+    end),
+    ok = ?REPLICA:register_member(Role, Pid, info(StreamId)),
+    Pid.
+
+info(StreamId) ->
+    #{
+        stream_id => StreamId,
+        name => StreamId,
+        dir => <<"/nowhere/", StreamId/binary>>,
+        retention => [{max_bytes, 1}]
+    }.
+
+range({Epoch, _Uid, Revision} = Pointer) ->
+    #{
+        first_offset => 0,
+        next_offset => 10 * Revision,
+        first_timestamp => 1,
+        total_size => 9,
+        revision => Revision,
+        epoch => Epoch,
+        fragments => 1,
+        pointer => Pointer
+    }.
+
+moved({Epoch, Uid, Revision}) ->
+    gen_server:cast(?REPLICA, {pointer_moved, ?ID, Epoch, Uid, Revision, 'writer@elsewhere'}).
+
+asked() ->
+    receive
+        {resolve, From, ?ID, What} -> {From, What}
+    after 10_000 -> error(not_asked)
+    end.
+
+answer({Pid, Ref}, Answer) ->
+    Pid ! {rabbitmq_stream_s3, Ref, Answer}.
+
+answer(Pointer) ->
+    {From, Pointer} = asked(),
+    answer(From, {resolved, range(Pointer)}),
+    Range = range(Pointer),
+    receive
+        {evaluated, {ok, Range}, _} -> ok
+    after 10_000 -> error(not_evaluated)
+    end.
+
+wait(Message) ->
+    receive
+        Message -> ok
+    after 10_000 -> error({not_told, Message})
+    end.
+
+%% Everything that was sent before has been handled.
+settle() ->
+    _ = ?REPLICA:members(),
+    ok.
+
+nothing_asked() ->
+    settle(),
+    receive
+        {resolve, _, _, What} -> error({asked, What})
+    after 0 -> ok
+    end.
+
+%% A replica whose manifest is known.
+known(Pointer) ->
+    store({ok, Pointer}),
+    Pid = member(acceptor),
+    ok = answer(Pointer),
+    wait({read, ?ID}),
+    wait({reset, ?ID}),
+    Pid.
+
+%% Tests --------------------------------------------------------------------------------------------
+
+registers() ->
+    store({ok, {1, 7, 5}}),
+    _ = member(acceptor),
+    {From, {1, 7, 5}} = asked(),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    answer(From, {resolved, range({1, 7, 5})}),
+    Range = range({1, 7, 5}),
+    wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
+    nothing_asked().
+
+empty() ->
+    store(not_found),
+    _ = member(acceptor),
+    {From, empty} = asked(),
+    Range = (range({0, 0, 0}))#{pointer := none},
+    answer(From, {resolved, Range}),
+    wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
+    moved({1, 3, 1}),
+    answer({1, 3, 1}).
+
+store_down() ->
+    store({error, timeout}),
+    _ = member(acceptor),
+    wait({read, ?ID}),
+    wait({read, ?ID}),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    store({ok, {1, 7, 5}}),
+    answer({1, 7, 5}).
+
+stale() ->
+    _ = known({2, 7, 5}),
+    moved({1, 6, 4}),
+    moved({2, 7, 5}),
+    nothing_asked(),
+    moved({2, 8, 6}),
+    answer({2, 8, 6}).
+
+coalesces() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    moved({1, 9, 7}),
+    moved({1, 11, 9}),
+    moved({1, 10, 8}),
+    nothing_asked(),
+    answer(From, {resolved, range({1, 8, 6})}),
+    answer({1, 11, 9}),
+    nothing_asked().
+
+failed() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    store({ok, {1, 9, 7}}),
+    answer(From, {error, not_found, <<"404">>}),
+    wait({read, ?ID}),
+    answer({1, 9, 7}).
+
+news_in_pause() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    answer(From, {error, access_denied, <<"403">>}),
+    moved({1, 9, 7}),
+    answer({1, 9, 7}).
+
+look() ->
+    _ = known({1, 7, 5}),
+    true = ets:insert(?MODULE, {list, #{?ID => {1, 7, 5}}}),
+    ok = ?REPLICA:look(),
+    wait(looked),
+    nothing_asked(),
+    true = ets:insert(?MODULE, {list, #{?ID => {1, 9, 8}}}),
+    %% The one before may not have ended yet, then this one does nothing.
+    look_until_asked().
+
+look_until_asked() ->
+    ok = ?REPLICA:look(),
+    receive
+        {resolve, From, ?ID, {1, 9, 8}} ->
+            answer(From, {resolved, range({1, 9, 8})}),
+            Range = range({1, 9, 8}),
+            wait({evaluated, {ok, Range}, [{max_bytes, 1}]})
+    after 100 -> look_until_asked()
+    end.
+
+take_back(Revision) ->
+    gen_server:cast(?REPLICA, {pointer_taken_back, ?ID, Revision, 'writer@elsewhere'}),
+    wait({reset, ?ID}),
+    ?assertEqual(pending, ?REPLICA:range(?ID)).
+
+taken_back() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    take_back(6),
+    answer(From, {resolved, range({1, 8, 6})}),
+    wait({reset, ?ID}),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    moved({2, 9, 7}),
+    answer({2, 9, 7}),
+    %% One that comes late.
+    gen_server:cast(?REPLICA, {pointer_taken_back, ?ID, 6, 'writer@elsewhere'}),
+    settle(),
+    ?assertEqual({ok, range({2, 9, 7})}, ?REPLICA:range(?ID)).
+
+taken_back_for_good() ->
+    _ = known({1, 7, 5}),
+    take_back(5),
+    true = ets:insert(?MODULE, {list, #{?ID => {1, 7, 5}}}),
+    ok = ?REPLICA:look(),
+    wait(looked),
+    look_until({1, 7, 5}).
+
+look_until(Pointer) ->
+    ok = ?REPLICA:look(),
+    receive
+        {resolve, From, ?ID, Pointer} -> answer(From, {resolved, range(Pointer)})
+    after 100 -> look_until(Pointer)
+    end.
+
+down() ->
+    Pid = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    Pid ! stop,
+    wait({forgotten, ?ID}),
+    settle(),
+    ?assertEqual(none, ?REPLICA:range(?ID)),
+    ?assertEqual(none, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    ?assertEqual(#{}, ?REPLICA:members()),
+    answer(From, {resolved, range({1, 8, 6})}),
+    moved({1, 9, 7}),
+    nothing_asked(),
+    ?assertEqual(none, ?REPLICA:range(?ID)).
+
+%% The next member opens its log before the end of the one before it is noticed.
+down_late() ->
+    Pid = known({1, 7, 5}),
+    ok = ?REPLICA:member_started(acceptor, <<"/nowhere/stream">>, ?ID),
+    wait({reset, ?ID}),
+    Monitor = monitor(process, Pid),
+    Pid ! stop,
+    wait_down(Monitor),
+    settle(),
+    ?assertEqual(#{}, ?REPLICA:members()),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)).
+
+wait_down(Monitor) ->
+    receive
+        {'DOWN', Monitor, _, _, _} -> ok
+    end.
+
+becomes_writer() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    _ = member(writer),
+    answer(From, {resolved, range({1, 8, 6})}),
+    moved({1, 9, 7}),
+    nothing_asked(),
+    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+
+becomes_acceptor() ->
+    store({ok, {2, 8, 6}}),
+    _ = member(writer),
+    ok = ?REPLICA:put(?ID, range({1, 7, 5})),
+    _ = member(acceptor),
+    wait({reset, ?ID}),
+    {From, {2, 8, 6}} = asked(),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    answer(From, {resolved, range({2, 8, 6})}).
+
+engine_opened() ->
+    _ = known({1, 7, 5}),
+    ok = rabbitmq_stream_s3:erase_engine(),
+    moved({1, 8, 6}),
+    nothing_asked(),
+    store({ok, {1, 8, 6}}),
+    ok = rabbitmq_stream_s3:set_engine(double),
+    ok = ?REPLICA:engine_opened(),
+    {From, {1, 8, 6}} = asked(),
+    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+    answer(From, {resolved, range({1, 8, 6})}).
+
+bounded() ->
+    store({ok, {1, 7, 5}}),
+    Ids = [integer_to_binary(N) || N <- lists:seq(1, 100)],
+    _ = [member(acceptor, Id) || Id <- Ids],
+    Asked = [
+        receive
+            {resolve, From, _, _} -> From
+        after 10_000 -> error(not_asked)
+        end
+     || _ <- lists:seq(1, 32)
+    ],
+    nothing_asked(),
+    answer_all(Asked, 100 - 32).
+
+answer_all([], 0) ->
+    ok;
+answer_all([From | Asked], Left) ->
+    answer(From, {resolved, range({1, 7, 5})}),
+    case Left of
+        0 ->
+            answer_all(Asked, 0);
+        _ ->
+            receive
+                {resolve, Next, _, _} -> answer_all(Asked ++ [Next], Left - 1)
+            after 10_000 -> error(not_asked)
+            end
+    end.
+
+retention() ->
+    Pid = known({1, 7, 5}),
+    ok = ?REPLICA:update_retention(?ID, Pid, [{max_age, 3}]),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    answer(From, {resolved, range({1, 8, 6})}),
+    Range = range({1, 8, 6}),
+    wait({evaluated, {ok, Range}, [{max_age, 3}]}).
+
+announces() ->
+    store(not_found),
+    Nodes = [node(), 'nobody@nowhere'],
+    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5})),
+    ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}),
+    ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}).
