@@ -37,6 +37,11 @@ badarg_test() ->
              {stream_open, [Engine, self(), Ref, (stream_config("s"))#{epoch => -1}]},
              {stream_event, [Engine, cut]},
              {manifest_range, [Engine, stream]},
+             {manifest_reset, [Engine, stream]},
+             {manifest_resolve, [Engine, self(), Ref, <<"s">>, {1, 2}]},
+             {manifest_resolve, [Engine, self(), Ref, <<"s">>, {1, 1 bsl 32, 3}]},
+             {manifest_resolve, [Engine, self(), Ref, <<"s">>, not_found]},
+             {manifest_resolve, [Engine, self, Ref, <<"s">>, empty]},
              {route, [Engine, <<"s">>, {offset, -1}, -1, 0]},
              {route, [Engine, <<"s">>, somewhere, -1, 0]},
              {route, [Engine, <<"s">>, first, -2, 0]},
@@ -187,6 +192,7 @@ closed_engine_refuses_test() ->
     {error, closed} = ?NIF:list_objects(Engine, self(), Ref, <<"c">>, start),
     {error, closed} = ?NIF:delete_objects(Engine, self(), Ref, []),
     {error, closed} = ?NIF:manifest_await(Engine, self(), Ref, <<"c">>),
+    {error, closed} = ?NIF:manifest_resolve(Engine, self(), Ref, <<"c">>, empty),
     {error, closed} = ?NIF:stream_open(Engine, self(), Ref, stream_config("c")),
     {error, closed} = ?NIF:reader_open(Engine, self(), wake, <<"c">>, {offset, 0}),
     ?assert(is_map(?NIF:engine_stats(Engine))),
@@ -216,6 +222,39 @@ manifests_test() ->
     ?assertEqual(pending, ?NIF:route(Engine, <<"m">>, first, 0, 10)),
     ok = ?NIF:manifest_forget(Engine, <<"m">>),
     ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
+    ok = ?NIF:engine_close(Engine).
+
+resolve_elsewhere_written_test() ->
+    {ok, Engine} = open(),
+    Id = <<"elsewhere">>,
+    Resolve = fun(Pointer) ->
+                 Ref = make_ref(),
+                 ok = ?NIF:manifest_resolve(Engine, self(), Ref, Id, Pointer),
+                 push(Ref)
+              end,
+    ?assertMatch({error, unknown, Text} when is_binary(Text), Resolve(empty)),
+    ok = ?NIF:manifest_mark_pending(Engine, Id),
+    Empty =
+        {resolved,
+         #{first_offset => 0,
+           next_offset => 0,
+           first_timestamp => -1,
+           total_size => 0,
+           revision => 0,
+           epoch => 0,
+           fragments => 0,
+           pointer => none}},
+    ?assertEqual(Empty, Resolve(empty)),
+    ?assertEqual(Empty, Resolve(empty)),
+    ?assertEqual({ok, 0, 0}, ?NIF:manifest_range(Engine, Id)),
+    ok = ?NIF:manifest_reset(Engine, Id),
+    ?assertEqual(pending, ?NIF:manifest_range(Engine, Id)),
+    %% its writer is here now
+    StreamRef = make_ref(),
+    {ok, Stream} = ?NIF:stream_open(Engine, self(), StreamRef, stream_config(Id)),
+    read_pointer = push(StreamRef),
+    ?assertMatch({error, written_here, _}, Resolve({1, 2, 3})),
+    ok = ?NIF:stream_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 resolved_empty_manifest_test() ->
