@@ -30,6 +30,7 @@ compares with the metadata store.
     reset/1,
     forget/1,
     streams/0,
+    pending/0,
     register_dir/2,
     dir/1,
     member_started/3,
@@ -50,10 +51,12 @@ compares with the metadata store.
     role :: rabbitmq_stream_s3:role(),
     info :: rabbitmq_stream_s3:member_info()
 }).
+-define(RESOLVER, rabbitmq_stream_s3_manifest_resolver).
+
 -record(state, {
     members = #{} :: #{stream_id() => #member{}},
     %% Acceptors only; a writer's manifest is its reader's.
-    resolver = rabbitmq_stream_s3_manifest_resolver:new() :: rabbitmq_stream_s3_manifest_resolver:t()
+    resolver = ?RESOLVER:new() :: ?RESOLVER:t()
 }).
 
 -spec start_link() -> gen_server:start_ret().
@@ -101,6 +104,15 @@ streams() ->
         ets:select(?MANIFEST_CACHE, [{{'$1', '_'}, [], ['$1']}])
     catch
         error:badarg -> []
+    end.
+
+-doc "How many streams have a member here but no manifest that is known.".
+-spec pending() -> non_neg_integer().
+pending() ->
+    try
+        ets:select_count(?MANIFEST_CACHE, [{{'_', pending}, [], [true]}])
+    catch
+        error:badarg -> 0
     end.
 
 -spec register_dir(file:name_all(), stream_id()) -> ok.
@@ -214,7 +226,7 @@ handle_cast(_Unknown, State) ->
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info(Message, #state{resolver = Resolver, members = Members} = State) ->
-    case {rabbitmq_stream_s3_manifest_resolver:handle_info(Message, Resolver), Message} of
+    case {?RESOLVER:handle_info(Message, Resolver), Message} of
         {{ok, Changed}, _} ->
             {noreply, State#state{resolver = Changed}};
         {unknown, {'DOWN', Monitor, process, Pid, _Reason}} ->
@@ -227,7 +239,7 @@ handle_info(Message, #state{resolver = Resolver, members = Members} = State) ->
     end.
 
 resolver(Function, Arguments, #state{resolver = Resolver} = State) ->
-    Changed = apply(rabbitmq_stream_s3_manifest_resolver, Function, Arguments ++ [Resolver]),
+    Changed = apply(?RESOLVER, Function, Arguments ++ [Resolver]),
     State#state{resolver = Changed}.
 
 add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members} = State) ->

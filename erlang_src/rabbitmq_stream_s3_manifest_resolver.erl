@@ -33,8 +33,7 @@ rabbitmq_stream_s3_replica_context.
     %% A new one for each member: what was asked for the one before it is not for this one.
     id :: reference(),
     info :: info(),
-    context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t(),
-    problem = none :: atom()
+    context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t()
 }).
 -record(resolver, {
     streams = #{} :: #{stream_id() => #stream{}},
@@ -50,6 +49,8 @@ rabbitmq_stream_s3_replica_context.
 -define(CONTEXT, rabbitmq_stream_s3_replica_context).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(WORK_MAX, 32).
+%% As many failures in a row have happened before one is told.
+-define(FAILURES_TOLD, 3).
 %% The native deadline is 30 s, the metadata store's as well.
 -define(WORK_LOST_MS, 120_000).
 
@@ -130,7 +131,7 @@ handle_info({waited, StreamId, Id}, #resolver{streams = Streams} = R) ->
 handle_info(_Other, _R) ->
     unknown.
 
-%% What to do ---------------------------------------------------------------------------------------
+%% What to do --------------------------------------------------------------------------------------
 
 news(StreamId, Fun, #resolver{streams = Streams} = R) ->
     case Streams of
@@ -217,18 +218,18 @@ fetched(StreamId, {resolved, Range}, #resolver{streams = Streams} = R) ->
     #{StreamId := #stream{context = Context0, info = Info} = Stream} = Streams,
     case ?CONTEXT:fetched(Context0) of
         {ok, Context} ->
-            ok = log_recovered(StreamId, Stream),
+            ok = log_recovered(StreamId, Context0),
             ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
             ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
-            set(StreamId, Stream#stream{context = Context, problem = none}, R);
+            set(StreamId, Stream#stream{context = Context}, R);
         {taken_back, Context} ->
             ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
             set(StreamId, Stream#stream{context = Context}, R)
     end;
 fetched(StreamId, {error, Kind, Text}, #resolver{streams = Streams} = R) ->
     #{StreamId := #stream{context = Context} = Stream} = Streams,
-    ok = log_problem(StreamId, Kind, Text, Stream),
-    pause(StreamId, ?CONTEXT:failed(Kind, Context), Stream#stream{problem = Kind}, R).
+    ok = log_problem(StreamId, Kind, Text, Context),
+    pause(StreamId, ?CONTEXT:failed(Kind, Context), Stream, R).
 
 pause(StreamId, {wait, DelayMs, Context}, #stream{id = Id} = Stream, R) ->
     _ = erlang:send_after(DelayMs, self(), {waited, StreamId, Id}),
@@ -289,19 +290,22 @@ seen({StreamId, Pointer}, R0) ->
             R
     end.
 
-%% One line per change.
-log_problem(_StreamId, Kind, _Text, #stream{problem = Kind}) ->
-    ok;
-log_problem(StreamId, Kind, Text, _Stream) when Kind =:= stale; Kind =:= written_here ->
-    ?LOG_DEBUG("stream_s3: ~ts: ~ts", [StreamId, Text], ?DOMAIN);
-log_problem(StreamId, Kind, Text, _Stream) ->
-    ?LOG_WARNING(
-        "stream_s3: ~ts: the newest manifest is not known on this node yet (~ts): ~ts",
-        [StreamId, Kind, Text],
-        ?DOMAIN
-    ).
+%% One line for what lasts, and one when it is over: that a root has been replaced meanwhile, or
+%% that a writer has only just left this node, is everyday.
+log_problem(StreamId, Kind, Text, Context) ->
+    case ?CONTEXT:failures(Context) of
+        ?FAILURES_TOLD ->
+            ?LOG_WARNING(
+                "stream_s3: ~ts: the newest manifest is not known on this node (~ts): ~ts",
+                [StreamId, Kind, Text],
+                ?DOMAIN
+            );
+        _ ->
+            ?LOG_DEBUG("stream_s3: ~ts: ~ts: ~ts", [StreamId, Kind, Text], ?DOMAIN)
+    end.
 
-log_recovered(_StreamId, #stream{problem = none}) ->
-    ok;
-log_recovered(StreamId, _Stream) ->
-    ?LOG_INFO("stream_s3: ~ts: the manifest is known on this node", [StreamId], ?DOMAIN).
+log_recovered(StreamId, Context) ->
+    case ?CONTEXT:failures(Context) > ?FAILURES_TOLD of
+        true -> ?LOG_INFO("stream_s3: ~ts: the manifest is known here", [StreamId], ?DOMAIN);
+        false -> ok
+    end.

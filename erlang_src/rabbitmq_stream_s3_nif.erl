@@ -81,7 +81,8 @@
       epoch := non_neg_integer(),
       fragments := non_neg_integer(),
       pointer := pointer() | none}.
--type pointer() :: {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
+-type pointer() ::
+    {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
 -type push() ::
     read_pointer
     | write_anchor

@@ -86,6 +86,9 @@ node_metrics(Callback) ->
         end,
     AccessHelp = "0 if the bucket was not accessible when last asked",
     ok = emit(Callback, ?PREFIX, bucket_accessible, gauge, AccessHelp, [{[], Access}]),
+    Pending = rabbitmq_stream_s3_manifest_replica:pending(),
+    PendingHelp = "Streams with a member here whose manifest is not known yet",
+    ok = emit(Callback, ?PREFIX, manifests_pending, gauge, PendingHelp, [{[], Pending}]),
     Counted = rabbitmq_stream_s3_counters:overview(),
     lists:foreach(
         fun({Name, _Index, Kind, Help}) ->

@@ -18,7 +18,8 @@ writer has taken back is not believed again. A look (`seen/2`) finds what no mes
     fetched/1,
     failed/2,
     waited/1,
-    revision/1
+    revision/1,
+    failures/1
 ]).
 
 -export_type([t/0, pointer/0]).
@@ -143,6 +144,11 @@ waited(Context) ->
 -spec revision(t()) -> integer().
 revision(#context{resolved = undefined}) -> -1;
 revision(#context{resolved = Resolved}) -> revision_of(Resolved).
+
+-doc "How often it has failed since it last worked.".
+-spec failures(t()) -> non_neg_integer().
+failures(#context{failures = Failures}) ->
+    Failures.
 
 %% Whatever waits after a failure need not: there is news.
 want(Pointer, #context{work = waiting} = Context) ->

@@ -196,9 +196,10 @@ def test_the_plugin_is_off_on_one_node(cluster):
         assert node.errors()[errors[node.name]:] == []
 
 
-def test_nobody_has_waited_in_vain(cluster):
+def test_nothing_is_left_over(cluster):
     for node in cluster.nodes:
         assert node.counter("native_panics") == 0
+        assert node.counter("manifests_pending") == 0
         assert node.counter("readers_failed") == 0
 
 

@@ -97,7 +97,7 @@ load_double(Module, Functions) ->
     {module, Module} = code:load_binary(Module, "double", Binary),
     ok.
 
-%% The doubles --------------------------------------------------------------------------------------
+%% The doubles -------------------------------------------------------------------------------------
 
 manifest_mark_pending(double, _StreamId) -> ok.
 
@@ -126,7 +126,7 @@ tell(What) ->
     Pid ! What,
     ok.
 
-%% What a test does ---------------------------------------------------------------------------------
+%% What a test does --------------------------------------------------------------------------------
 
 store(Pointer) ->
     true = ets:insert(?MODULE, [{test, self()}, {pointer, Pointer}]).
@@ -210,17 +210,19 @@ known(Pointer) ->
     wait({reset, ?ID}),
     Pid.
 
-%% Tests --------------------------------------------------------------------------------------------
+%% Tests -------------------------------------------------------------------------------------------
 
 registers() ->
     store({ok, {1, 7, 5}}),
     _ = member(acceptor),
     {From, {1, 7, 5}} = asked(),
     ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(1, ?REPLICA:pending()),
     ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
     answer(From, {resolved, range({1, 7, 5})}),
     Range = range({1, 7, 5}),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
+    ?assertEqual(0, ?REPLICA:pending()),
     nothing_asked().
 
 empty() ->

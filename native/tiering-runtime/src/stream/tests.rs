@@ -157,7 +157,10 @@ impl World {
             |push| matches!(push, StreamPush::Range(range) if range.next_offset >= next_offset),
         );
         match seen.last() {
-            Some(StreamPush::Range(range)) => *range,
+            Some(StreamPush::Range(range)) => {
+                assert_eq!(range.pointer, self.pointer, "what other nodes are told");
+                *range
+            }
             other => panic!("not a range: {other:?}"),
         }
     }

@@ -346,7 +346,15 @@ impl Rig {
     #[track_caller]
     fn published(&mut self) -> (Arc<Root>, u64) {
         match self.next() {
-            Effect::Publish { root, revision, .. } => (root, revision),
+            Effect::Publish {
+                root,
+                revision,
+                pointer,
+                ..
+            } => {
+                assert!(pointer.is_none_or(|pointer| pointer.revision == revision));
+                (root, revision)
+            }
             other => panic!("nothing published but {other:?}"),
         }
     }
