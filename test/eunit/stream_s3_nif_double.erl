@@ -6,7 +6,7 @@
 -module(stream_s3_nif_double).
 
 -export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1, opened/0]).
--export([manifest_mark_pending/2, manifest_range/2, manifest_await/4, route/5]).
+-export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, manifest_await/4, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
 -define(TABLE, ?MODULE).
@@ -17,6 +17,7 @@ load() ->
     persistent_term:put({rabbitmq_stream_s3, engine}, double),
     Exports = [
         {manifest_mark_pending, 2},
+        {manifest_reset, 2},
         {manifest_range, 2},
         {manifest_await, 4},
         {route, 5},
@@ -93,6 +94,10 @@ opened() ->
 
 manifest_mark_pending(_, StreamId) ->
     _ = ets:insert_new(?TABLE, {{stream, StreamId}, pending, []}),
+    ok.
+
+manifest_reset(_, StreamId) ->
+    true = ets:insert(?TABLE, {{stream, StreamId}, pending, []}),
     ok.
 
 manifest_range(_, StreamId) ->
