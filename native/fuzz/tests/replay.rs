@@ -1,5 +1,7 @@
 //! The committed corpus, and every cut and flipped bit of it, against the targets: what `make fuzz` found once stays found.
 
+#![allow(clippy::unwrap_used)]
+
 use std::path::{Path, PathBuf};
 
 fn corpus(name: &str) -> PathBuf {

@@ -290,6 +290,54 @@ fn review_an_answer_to_an_earlier_question_is_not_taken_for_this_one() {
 }
 
 #[test]
+fn an_old_answer_of_the_metadata_store_does_not_take_a_resolve_back() {
+    let mut rig = Rig::persisted();
+    rig.drain(70, 0);
+    rig.upload(3);
+    rig.upload(4);
+    rig.put_root(Ok(101));
+    rig.commit((101, 1), CommitOutcome::Conflict);
+    rig.cancelled();
+    let failures = rig.machine.counters().resolution_failures;
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 99, 0)));
+    assert_eq!(rig.problem(), Some("metadata"));
+    assert_eq!(rig.machine.counters().resolution_failures, failures + 1);
+    assert_eq!(
+        rig.machine.status().revision,
+        1,
+        "what was persisted stays so"
+    );
+    rig.wait_until_due();
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 102, 2)));
+    rig.answer_root(Ok(root_of(0, &[20, 20, 20])));
+    assert_eq!(rig.problem(), None);
+    assert_eq!(rig.published().1, 2);
+}
+
+#[test]
+fn a_root_that_does_not_come_is_asked_for_again_and_told_from_the_second_time() {
+    let mut rig = Rig::with(settings());
+    for round in 0..3 {
+        rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 70, 7)));
+        let outcome = match round {
+            1 => Err(forbidden()),
+            _ => Err(transient()),
+        };
+        rig.answer_root(outcome);
+        match round {
+            0 => rig.quiet(),
+            // Another text is another problem.
+            _ => assert_eq!(rig.problem(), Some("manifest")),
+        }
+        rig.wait_until_due();
+    }
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 70, 7)));
+    rig.answer_root(Ok(root_of(0, &[20])));
+    assert_eq!(rig.published().1, 7);
+    assert_eq!(rig.problem(), None);
+}
+
+#[test]
 fn each_promise_can_fail() {
     let rig = Rig::persisted();
     let machine = &rig.machine;
