@@ -1,5 +1,6 @@
 //! Every stored record at the ends of its fields: lengths, overflows, and what a group may hold. What a record cannot tell is
 //! refused, not cut down silently.
+#![allow(clippy::unwrap_used)]
 
 use log_format::chunk::{self, ChunkHeader, ChunkHeaderError, ChunkType};
 use log_format::fragment::{self, FragmentIndexRecord, IndexError};
@@ -330,10 +331,10 @@ proptest! {
         let cut = at.index(bytes.len());
         match Group::decode(group.kind, &bytes[..cut]) {
             Ok(shorter) => {
-                prop_assert_eq!((cut - HEADER_BYTES) % ENTRY_BYTES, 0);
+                prop_assert!((cut - HEADER_BYTES).is_multiple_of(ENTRY_BYTES));
                 prop_assert!(group.entries.starts_with(&shorter.entries));
             }
-            Err(_) => prop_assert!(cut <= HEADER_BYTES || (cut - HEADER_BYTES) % ENTRY_BYTES != 0),
+            Err(_) => prop_assert!(cut <= HEADER_BYTES || !(cut - HEADER_BYTES).is_multiple_of(ENTRY_BYTES)),
         }
     }
 
