@@ -114,6 +114,25 @@ fn bug_39_what_does_not_continue_the_manifest_never_enters_it() {
 }
 
 #[test]
+fn bug_39_a_hole_is_noticed_at_the_start_of_a_scan_and_right_after_a_cut_too() {
+    for (chunks, good) in [(vec![60], 40), (vec![40, 50, 70], 60)] {
+        let mut rig = Rig::persisted();
+        rig.committed(90, 0);
+        let (generation, ..) = rig.take_scan();
+        let chunks = chunks.into_iter().map(chunk).collect();
+        let end = ScanEnd::CaughtUp;
+        rig.send(Event::Scanned {
+            generation,
+            batch: ScanBatch { chunks, end },
+        });
+        assert_eq!(rig.machine.status().assembly_first_offset, None);
+        rig.effects.clear();
+        rig.wait_until_due();
+        assert_eq!(rig.take_scan().1, good);
+    }
+}
+
+#[test]
 fn bug_57_a_deleted_stream_sends_nothing_more_and_cancels_what_is_under_way() {
     // The first answer that says so is that of the compare-and-swap.
     let mut rig = Rig::with_two_fragments();
