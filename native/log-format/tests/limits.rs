@@ -171,13 +171,9 @@ fn an_entry_tells_sizes_below_a_tebibyte_and_no_others() {
         u128::from(MAX_ENTRY_SIZE_BYTES),
     );
     assert_eq!(Root::decode(&largest.encode()), Ok(largest));
-    let over = root_of(
-        vec![entry(0, Kind::Fragment, 1 << 40)],
-        1,
-        u128::from(1u64 << 40),
-    );
+    let over = root_of(vec![entry(0, Kind::Fragment, 1 << 40)], 1, 0);
     assert_eq!(over.check(), Err(RootError::EntrySize(0)));
-    // Written all the same, it does not wrap to 0: it no longer adds up, and is refused.
+    // Written all the same, it does not wrap to 0, with which the total would add up.
     assert_eq!(Root::decode(&over.encode()), Err(RootError::Sizes));
 }
 
