@@ -48,15 +48,18 @@ pub fn deletion_set(machine: &ReplicaReader, effect: &Effect) -> bool {
     !objects.iter().any(named)
 }
 
-/// Durability: what is published is what is persisted, under its revision. The one exception is the empty manifest of a
-/// recovery whose persisted timeline is no more (reset safety: it says less, never more).
+/// Durability: what is published is what is persisted, under its revision. The one exception is what a recovery whose persisted
+/// timeline is no more leaves of it (reset safety: it says less, never more).
 #[must_use]
 pub fn durability(machine: &ReplicaReader, effect: &Effect) -> bool {
-    let Effect::Publish { root, revision } = effect else {
+    let Effect::Publish { root, revision, .. } = effect else {
         return true;
     };
     let persisted = *root == machine.persisted;
-    *revision == machine.revision() && (persisted || machine.diverged && root.is_empty())
+    let says_less = root.next_offset <= machine.persisted.next_offset
+        && machine.persisted.entries.starts_with(&root.entries);
+    let left_over = root.is_empty() || says_less;
+    *revision == machine.revision() && (persisted || machine.diverged && left_over)
 }
 
 /// Epoch monotonicity: roots and pointers are written under the machine's own epoch, and never over a higher one.

@@ -383,7 +383,8 @@ fn each_promise_can_fail() {
     assert_eq!(
         broken(&Effect::Publish {
             root: Arc::clone(&root),
-            revision: 1
+            revision: 1,
+            confirmed: false
         }),
         ["durability"]
     );
