@@ -1,6 +1,6 @@
 # What a user and a developer type. The work is in scripts/; each says at its head what it does.
 
-.PHONY: build test demo ct bench dist cluster clean
+.PHONY: build test demo ct bench fuzz coverage dist cluster clean
 
 build: ## native library and Erlang modules, put together
 	scripts/dist
@@ -13,6 +13,12 @@ demo: ## publish, watch local disk shrink and objects grow, read back, compare; 
 
 ct: build ## Common Test; SUITE=broker for one
 	scripts/ct $(SUITE)
+
+fuzz: ## mutated bytes against every decoder; SECONDS=60 for each, TARGET=root for one
+	scripts/fuzz --seconds $(or $(filter-out 0,$(value SECONDS)),60) $(TARGET)
+
+coverage: ## which lines of the two lower crates their tests run
+	scripts/coverage
 
 bench: ## a table and JSON lines
 	scripts/bench

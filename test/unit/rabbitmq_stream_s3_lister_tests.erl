@@ -14,7 +14,8 @@ lister_test_() ->
         {"all pages of a stream go, and nothing else", fun all_pages/0},
         {"the next page is asked for when the last has been deleted", fun paced/0},
         {"a stream that is told twice is swept once", fun once/0},
-        {"a failed deletion is reported and tried again", fun failing/0}
+        {"a failed deletion is reported and tried again", fun failing/0},
+        {"bug 25: what lands after the sweep goes with the second one", fun late_object/0}
     ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -145,3 +146,37 @@ failing() ->
     ?assertEqual({delete, [A]}, next()),
     ?assertEqual([<<"s">>], ?LISTER:pending()),
     ?assertEqual(0, objects(<<"s">>)).
+
+%% The pause before the second sweep is not waited for: its timer is caught, and its message sent at once.
+late_object() ->
+    [A] = put_objects(<<"s">>, 1),
+    Lister = whereis(?LISTER),
+    1 = erlang:trace(Lister, true, [call]),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
+    ok = ?LISTER:delete_stream(<<"s">>),
+    Again = second_sweep(Lister),
+    ?assertEqual(0, objects(<<"s">>)),
+    %% An upload that was under way when the queue was deleted.
+    [A] = put_objects(<<"s">>, 1),
+    Lister ! Again,
+    ok = gone(<<"s">>, 500),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
+    ok.
+
+second_sweep(Lister) ->
+    receive
+        {trace, Lister, call, {erlang, send_after, [_Ms, Lister, {again, _} = Again]}} -> Again
+    after 5_000 -> error(no_second_sweep)
+    end.
+
+%% Each call makes the lister take one more message.
+gone(_StreamId, 0) ->
+    error(left_behind);
+gone(StreamId, Left) ->
+    case {objects(StreamId), ?LISTER:pending()} of
+        {0, []} ->
+            ok;
+        _ ->
+            _ = sys:get_state(?REAPER),
+            gone(StreamId, Left - 1)
+    end.

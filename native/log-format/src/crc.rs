@@ -193,6 +193,35 @@ mod tests {
     }
 
     #[test]
+    fn the_tables_are_what_their_names_say() {
+        // Made by the compiler in production; made here once more, and looked at one by one.
+        let (powers, reductions) = (powers(), reductions());
+        assert_eq!((powers, reductions), (POWERS, REDUCE));
+        for (k, row) in powers.iter().enumerate() {
+            assert_eq!(row[0], ONE);
+            let next = powers.get(k + 1).map(|next| next[1]);
+            assert!(next.is_none_or(|next| next == multiply(row[255], row[1])));
+            for (digit, power) in row.iter().enumerate().skip(1) {
+                assert_eq!(*power, slow_multiply(row[digit - 1], row[1]));
+            }
+        }
+        let x_8 = ONE >> 8;
+        for byte in 0..=255u32 {
+            let carried = (0..32).fold(byte, |word, _| times_x(word));
+            assert_eq!(reductions[0][byte as usize], carried);
+            assert_eq!(multiply(byte, x_8), slow_multiply(byte, x_8));
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_checksum_is_none() {
+        for text in ["", "==", "AAAAAA", "AAAAA==", "AAAAAAA==", "A AAAA==", "é"] {
+            assert_eq!(from_base64(text), None, "{text}");
+        }
+        assert_eq!(from_base64("+/+/+w=="), Some(0xfbff_bffb));
+    }
+
+    #[test]
     fn empty_parts_change_nothing() {
         assert_eq!(combine(0, 7, 0), 7);
         assert_eq!(combine(crc32(b"a"), crc32(b""), 0), crc32(b"a"));

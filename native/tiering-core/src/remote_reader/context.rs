@@ -240,6 +240,13 @@ impl Context {
     }
 
     /// Whether a lookup waits for the store (the manifest is on this node, and has a deadline of its own).
+    /// Whether the driver was asked what this node knows, which it answers by itself.
+    pub(super) fn awaits_manifest(&self) -> bool {
+        self.lookup.as_ref().is_some_and(|lookup| {
+            lookup.kind == LookupKind::Manifest && matches!(lookup.state, LookupState::InFlight)
+        })
+    }
+
     pub(super) fn lookup_owes_store(&self) -> bool {
         self.lookup
             .as_ref()

@@ -18,6 +18,7 @@ mod context;
 mod cursor;
 mod effect;
 mod event;
+pub mod invariants;
 mod placing;
 mod ranges;
 mod ready_queue;

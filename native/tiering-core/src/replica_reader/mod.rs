@@ -26,6 +26,7 @@ mod effect;
 mod event;
 pub mod invariants;
 mod persist;
+pub mod promises;
 mod recovery;
 mod resolve;
 mod retain;

@@ -2,4 +2,5 @@ mod faults;
 mod placing;
 mod properties;
 mod reading;
+mod regressions;
 mod world;

@@ -362,6 +362,7 @@ impl Run {
             }
             self.requests.push(request);
         }
+        assert_eq!(invariants::violated(&self.reader), Vec::<&str>::new());
         if self.finish.is_none() {
             assert_eq!(self.granted, self.reader.held_bytes());
         }

@@ -4,6 +4,7 @@ mod drain;
 mod model;
 mod persist;
 mod recovery;
+mod regressions;
 mod resolve;
 mod retention;
 mod transfers;
@@ -133,6 +134,8 @@ impl Rig {
 
     fn collect(&mut self) {
         while let Some(effect) = self.machine.poll_effect() {
+            let broken = promises::broken_by(&self.machine, &effect);
+            assert_eq!(broken, Vec::<&str>::new(), "{effect:?}");
             if let Effect::Publish {
                 root,
                 revision,
@@ -152,8 +155,10 @@ impl Rig {
     }
 
     fn send(&mut self, event: Event) {
+        let mark = promises::Mark::of(&self.machine);
         self.machine.handle(self.now, event);
         self.collect();
+        assert!(mark.still_holds(&self.machine), "prefix monotonicity");
         self.check();
     }
 

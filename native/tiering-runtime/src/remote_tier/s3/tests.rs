@@ -403,3 +403,59 @@ async fn a_source_that_breaks_off_says_why() {
     );
     drop(accepting);
 }
+
+#[tokio::test]
+async fn bug_32_a_connection_with_half_a_request_on_it_is_closed_and_never_used_again() {
+    /// Some bytes; the test says how it goes on.
+    #[derive(Default)]
+    struct Half(std::sync::Mutex<Option<mpsc::Sender<Result<Bytes, StoreError>>>>);
+    impl BodySource for Half {
+        fn len_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn open(&self) -> BodyFrames {
+            let (sender, receiver) = mpsc::channel(2);
+            sender
+                .try_send(Ok(Bytes::from_static(b"some")))
+                .expect("room");
+            *self.0.lock().expect("not poisoned") = Some(sender);
+            receiver
+        }
+    }
+    let (tier, listener) = tier_and_listener().await;
+    let source = Arc::new(Half::default());
+    let put = PutRequest {
+        key: "k".to_owned(),
+        body: PutBody::Source(Arc::clone(&source) as Arc<dyn BodySource>),
+        crc32: 0,
+        metadata: Vec::new(),
+    };
+    let serving = tokio::spawn(async move {
+        let (mut first, _) = listener.accept().await.expect("a connection");
+        let mut half = Vec::new();
+        while !half.ends_with(b"some") {
+            assert!(first.read_buf(&mut half).await.expect("bytes") > 0);
+        }
+        let sender = source.0.lock().expect("not poisoned").take();
+        let gone = StoreError::new(StoreErrorKind::LocalRead, "gone");
+        sender.expect("open").try_send(Err(gone)).expect("room");
+        // All that comes until the other side closes it; if it does not, nobody answers the second request.
+        while first.read_buf(&mut half).await.is_ok_and(|count| count > 0) {}
+        let second = serve_once(listener, response("200 OK", &[], "fine")).await;
+        (half, second)
+    });
+    let outcome = tier.put(put).await;
+    assert_eq!(
+        outcome.map_err(|error| error.kind()),
+        Err(StoreErrorKind::LocalRead)
+    );
+    assert_eq!(
+        tier.get("k", 1024).await,
+        Ok(Bytes::from_static(b"fine")),
+        "on a connection of its own"
+    );
+    let (half, second) = serving.await.expect("served");
+    assert!(half.starts_with(b"PUT ") && half.ends_with(b"some"));
+    assert!(second.line.starts_with("GET "), "{}", second.line);
+}

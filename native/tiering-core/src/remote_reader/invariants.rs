@@ -1,0 +1,35 @@
+//! What must hold of a read machine after every event and after its effects were taken, one predicate per named invariant.
+
+use super::RemoteReader;
+
+/// Names of the invariants that do not hold now; empty in a right program.
+#[must_use]
+pub fn violated(reader: &RemoteReader) -> Vec<&'static str> {
+    type Check = (&'static str, fn(&RemoteReader) -> bool);
+    let checks: [Check; 2] = [("liveness", liveness), ("bounded_memory", bounded_memory)];
+    checks
+        .iter()
+        .filter(|(_, holds)| !holds(reader))
+        .map(|(name, _)| *name)
+        .collect()
+}
+
+/// Liveness: a reader that has not ended has chunks for its consumer, or waits for the driver's memory or manifest (which the
+/// node itself gives), or has a time at which it goes on by itself.
+#[must_use]
+pub fn liveness(reader: &RemoteReader) -> bool {
+    let context = &reader.context;
+    reader.is_finished()
+        || context.ready_chunks > 0
+        || context.reserve_is_pending()
+        || context.awaits_manifest()
+        || reader.poll_timeout().is_some()
+}
+
+/// Nobody holds memory of the node that it does not use, so that ten readers cannot starve an eleventh.
+#[must_use]
+pub fn bounded_memory(reader: &RemoteReader) -> bool {
+    reader.is_finished()
+        || reader.context.reserve_is_pending()
+        || reader.held_bytes() <= reader.outstanding_bytes()
+}

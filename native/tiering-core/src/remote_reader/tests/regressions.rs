@@ -1,0 +1,332 @@
+//! Faults of the field that the other files here have no test of (`bug_N` is row N of docs/INVARIANTS.md), and groups that a
+//! reader meets on its way.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use log_format::fragment;
+use log_format::manifest::{Entry, Group, Kind, Root};
+
+use super::world::*;
+use crate::remote_reader::*;
+use crate::replica_reader::Failure;
+
+fn stream() -> World {
+    World::new(0, &vec![vec![(1, 100); 20]; 4])
+}
+
+/// Four fragments in two groups beside each other: a reader of the first meets the second while it streams.
+fn two_groups() -> World {
+    let mut world = stream();
+    let mut root = world.root().clone();
+    let group = |world: &mut World, entries: &[Entry], uid: u32| {
+        let group = Group {
+            kind: Kind::Group,
+            first_offset: entries[0].first_offset,
+            first_timestamp_ms: entries[0].first_timestamp_ms,
+            entries: entries.to_vec(),
+        };
+        world
+            .objects
+            .insert((group.first_offset, uid), Bytes::from(group.encode()));
+        Entry {
+            kind: Kind::Group,
+            size_bytes: 0,
+            uid,
+            last_timestamp_ms: entries[1].last_timestamp_ms,
+            ..entries[0]
+        }
+    };
+    root.entries = vec![
+        group(&mut world, &root.entries[..2], 100),
+        group(&mut world, &root.entries[2..], 101),
+    ];
+    assert_eq!(root.check(), Ok(()));
+    world.root = Some(Arc::new(root));
+    world
+}
+
+/// Reads until the second group is asked for.
+fn at_the_second_group() -> (Run, Request) {
+    let mut run = Run::new(two_groups(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    run.answer_truly(What::Group);
+    while !run
+        .requests
+        .iter()
+        .any(|request| request.what == What::Group)
+    {
+        run.answer_truly(What::Range);
+        run.consume();
+    }
+    let group = run.take_request(What::Group);
+    assert_eq!(group.object, (40, 101));
+    (run, group)
+}
+
+fn complete(mut run: Run) {
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 80 });
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[track_caller]
+fn failed(outcome: ReadOutcome, expected: FailureKind) -> String {
+    match outcome {
+        ReadOutcome::Failed { kind, text } if kind == expected => text,
+        other => panic!("{other:?} is not {expected:?}"),
+    }
+}
+
+#[test]
+fn a_group_is_fetched_before_the_reader_has_come_to_it() {
+    let (mut run, group) = at_the_second_group();
+    assert!(
+        run.delivered.len() < 40,
+        "the first group is not through yet"
+    );
+    let truth = run.truth(&group);
+    run.answer(&group, truth);
+    complete(run);
+}
+
+#[test]
+fn a_group_that_does_not_come_at_once_is_asked_for_again() {
+    for failure in [
+        Failure::Transient("503".to_owned()),
+        Failure::Stalled("403".to_owned()),
+        Failure::Corrupt("checksum".to_owned()),
+    ] {
+        let (mut run, group) = at_the_second_group();
+        run.answer(&group, Err(failure));
+        complete(run);
+    }
+}
+
+#[test]
+fn a_group_on_the_way_that_stays_damaged_ends_the_reader_after_what_is_right() {
+    let (mut run, group) = at_the_second_group();
+    run.world
+        .objects
+        .insert(group.object, Bytes::from_static(b"OSIG no group"));
+    run.requests.push(group);
+    failed(run.run_to_the_end(), FailureKind::Corrupt);
+    let delivered = run.delivered();
+    assert_eq!(delivered, run.world.chunks_from(0)[..delivered.len()]);
+}
+
+#[test]
+fn a_group_on_the_way_that_is_gone_is_looked_for_in_the_manifest_of_then() {
+    let (mut run, group) = at_the_second_group();
+    // Retention took the first group meanwhile, and the second was made anew.
+    let bytes = run.world.objects.remove(&group.object).unwrap();
+    run.world.objects.insert((40, 102), bytes);
+    let mut root = run.world.root().clone();
+    root.entries.remove(0);
+    root.entries[0].uid = 102;
+    (root.first_offset, root.first_timestamp_ms) = (40, root.entries[0].first_timestamp_ms);
+    run.world.root = Some(Arc::new(root));
+    run.answer(&group, Err(Failure::NotFound("gone".to_owned())));
+    complete(run);
+}
+
+#[test]
+fn a_reader_that_ends_takes_back_what_it_asked_for() {
+    let (mut run, group) = at_the_second_group();
+    // Back among the requests: the reader must cancel it (the world checks that what is cancelled was running).
+    run.requests.push(group.clone());
+    while run.finish.is_none() {
+        if run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+        {
+            run.fail(What::Range, Failure::Corrupt("checksum".to_owned()));
+        } else {
+            run.sleep();
+        }
+    }
+    failed(run.consume(), FailureKind::Corrupt);
+    assert_eq!(run.reader.poll_timeout(), None);
+    run.answer(&group, Ok(Bytes::new()));
+    assert_eq!(
+        run.reader.poll_effect(),
+        None,
+        "a late answer changes nothing"
+    );
+}
+
+#[test]
+fn a_manifest_that_cannot_be_right_is_corrupt_and_not_a_place() {
+    // Too small for one chunk header.
+    let mut world = stream();
+    let mut root = world.root().clone();
+    root.total_size_bytes -= u128::from(root.entries[0].size_bytes) - 47;
+    root.entries[0].size_bytes = 47;
+    world.root = Some(Arc::new(root));
+    let mut run = Run::new(world, small(), Start::Offset(0));
+    let text = failed(run.run_to_the_end(), FailureKind::Corrupt);
+    assert!(text.contains("47 bytes"), "{text}");
+
+    // A group that starts after the offset that it is said to hold.
+    let mut world = two_groups();
+    let group = Group::decode(Kind::Group, &world.objects[&(40, 101)]).unwrap();
+    let shifted = Group {
+        first_offset: 60,
+        entries: group.entries[1..].to_vec(),
+        ..group
+    };
+    world
+        .objects
+        .insert((40, 101), Bytes::from(shifted.encode()));
+    let mut run = Run::new(world, small(), Start::Offset(45));
+    failed(run.run_to_the_end(), FailureKind::Corrupt);
+    assert!(run.delivered.is_empty());
+}
+
+#[test]
+fn bug_3_after_every_fragment_the_reader_goes_on_with_the_next_object_and_no_other() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.run_to_the_end();
+    let mut objects: Vec<_> = run.asked.iter().map(|request| request.object).collect();
+    objects.dedup();
+    assert_eq!(objects, [(0, 1), (20, 2), (40, 3), (60, 4)]);
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
+fn bug_9_two_requests_in_a_row_that_time_out_are_borne() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    for _ in 0..2 {
+        run.now_ms += 15_000;
+        run.fail(What::Range, Failure::Transient("timeout".to_owned()));
+        assert_eq!(
+            run.consume(),
+            ReadOutcome::Wait,
+            "the connection only waits"
+        );
+        run.sleep();
+    }
+    complete(run);
+}
+
+#[test]
+fn bug_10_what_came_before_a_failure_is_neither_lost_nor_delivered_twice() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    for round in 0..40 {
+        let Some(request) = run
+            .requests
+            .iter()
+            .find(|request| request.what == What::Range)
+            .cloned()
+        else {
+            break;
+        };
+        // Half of the answers break off in the middle, with the consumer taking chunks in between.
+        let bytes = run.truth(&request).unwrap();
+        let length = if round % 2 == 0 {
+            bytes.len() / 2
+        } else {
+            bytes.len()
+        };
+        run.answer(&request, Ok(bytes.slice(..length)));
+        run.consume();
+        while !run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+            && run.reader.poll_timeout().is_some()
+        {
+            run.sleep();
+        }
+    }
+    complete(run);
+}
+
+#[test]
+fn bug_13_a_reader_that_waits_for_the_store_always_has_a_time_to_go_on_at() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    for _ in 0..1_000 {
+        if run.finish.is_some() {
+            break;
+        }
+        assert!(
+            run.reader
+                .poll_timeout()
+                .is_some_and(|at| at >= run.now_ms && at <= run.now_ms + 60_000),
+            "after a burst of refusals, too"
+        );
+        if run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+        {
+            run.fail(What::Range, Failure::Transient("pool busy".to_owned()));
+        } else {
+            run.sleep();
+        }
+    }
+    failed(run.consume(), FailureKind::Unavailable);
+}
+
+#[test]
+fn bug_77_a_reader_far_inside_the_expired_range_goes_on_at_the_oldest_fragment() {
+    let mut run = Run::new(stream(), small(), Start::Offset(5));
+    run.answer_truly(What::Manifest);
+    run.world.expire(3);
+    let outcome = run.run_to_the_end();
+    assert_eq!(outcome, ReadOutcome::Local { next_offset: 80 });
+    assert_eq!(header_of(&run.delivered()[0]).chunk_id, 60);
+}
+
+#[test]
+fn bug_79_a_last_fragment_that_is_gone_ends_in_the_local_log_or_says_that_it_is_lost() {
+    // Retention emptied the manifest.
+    let mut run = Run::new(stream(), small(), Start::Offset(60));
+    run.answer_truly(What::Manifest);
+    let request = run.take_request(What::Range);
+    run.world.objects.clear();
+    run.world.root = Some(Arc::new(Root::empty_at(80)));
+    run.answer(&request, Err(Failure::NotFound("gone".to_owned())));
+    assert!(matches!(run.run_to_the_end(), ReadOutcome::Local { .. }));
+
+    // The manifest keeps naming it.
+    let mut world = stream();
+    world.objects.remove(&(60, 4));
+    let mut run = Run::new(world, small(), Start::Offset(60));
+    failed(run.run_to_the_end(), FailureKind::Lost);
+}
+
+#[test]
+fn bug_123_the_first_chunk_of_every_object_is_read_from_behind_the_header_of_a_fragment() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.run_to_the_end();
+    for number in 0..4 {
+        let first = run
+            .ranges()
+            .into_iter()
+            .find(|(object, ..)| *object == 20 * number);
+        assert_eq!(
+            first.map(|(_, start, _)| start),
+            Some(fragment::HEADER_BYTES as u64)
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_does_not_wait_for_anything_is_noticed() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    assert!(
+        invariants::liveness(&run.reader),
+        "the node answers what it knows of the manifest"
+    );
+    run.answer_truly(What::Manifest);
+    assert!(invariants::violated(&run.reader).is_empty());
+    // Memory that nobody asked for is given back, or would be noticed.
+    run.granted += 5;
+    run.reader.handle(0, Event::Granted { bytes: 5 });
+    run.drain();
+    assert!(invariants::bounded_memory(&run.reader));
+}
