@@ -384,7 +384,8 @@ fn each_promise_can_fail() {
         broken(&Effect::Publish {
             root: Arc::clone(&root),
             revision: 1,
-            confirmed: false
+            confirmed: false,
+            pointer: None,
         }),
         ["durability"]
     );
