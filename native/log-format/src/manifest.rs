@@ -69,6 +69,18 @@ impl Kind {
     pub fn to_byte(self) -> u8 {
         self as u8
     }
+
+    /// One height up: what a group of these is. Nothing is above a mega-group.
+    #[must_use]
+    pub fn above(self) -> Option<Self> {
+        Self::from_byte(self.to_byte() + 1)
+    }
+
+    /// One height down: what a group of this kind holds. Nothing is below a fragment.
+    #[must_use]
+    pub fn below(self) -> Option<Self> {
+        self.to_byte().checked_sub(1).and_then(Self::from_byte)
+    }
 }
 
 /// One object of a manifest.

@@ -64,7 +64,7 @@ impl Group {
             return Err(RootError::Order(0));
         }
         for (number, entry) in self.entries.iter().enumerate() {
-            if Some(entry.kind) != below(self.kind) {
+            if Some(entry.kind) != self.kind.below() {
                 return Err(RootError::Kind {
                     entry: number,
                     kind: entry.kind.to_byte(),
@@ -90,8 +90,4 @@ fn magic(kind: Kind) -> Option<&'static [u8; 4]> {
         Kind::KiloGroup => Some(b"OSIK"),
         Kind::MegaGroup => Some(b"OSIM"),
     }
-}
-
-fn below(kind: Kind) -> Option<Kind> {
-    kind.to_byte().checked_sub(1).and_then(Kind::from_byte)
 }

@@ -1,7 +1,11 @@
-//! Edits: a manifest grows at its end and shrinks at its beginning, and changes in no other way.
+//! Edits: the one way in which a manifest changes. An edit takes `length` entries at `position` out, puts `entries` in their
+//! place, and says what becomes of the range and of the total.
+//!
+//! Growing at the end, replacing a run by the group that holds it, and shrinking at the beginning are the only edits there are;
+//! each is linear in what it touches, not in the manifest.
 
 use log_format::manifest::{
-    Entry, Kind, MAX_ENTRY_SIZE_BYTES, MAX_TOTAL_SIZE_BYTES, NO_TIMESTAMP, Root,
+    Entry, Group, Kind, MAX_ENTRY_SIZE_BYTES, MAX_TOTAL_SIZE_BYTES, NO_TIMESTAMP, Root,
 };
 
 use crate::fragment_assembly::FragmentPlan;
@@ -23,6 +27,132 @@ pub enum EditError {
     /// More entries than there are, or a group among them, whose size nobody knows here.
     #[error("the leading {0} entries cannot be dropped")]
     NotDroppable(usize),
+    /// The run that a group was made of is not there.
+    #[error("the manifest has no run at entry {0} that the group could replace")]
+    NotReplaceable(usize),
+    /// The manifest would not be well-formed after it.
+    #[error("an edit at entry {0} would break the manifest")]
+    Malformed(usize),
+}
+
+/// Where a manifest begins: its oldest fragment that is still there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beginning {
+    /// Its first offset.
+    pub first_offset: u64,
+    /// Timestamp of its first chunk.
+    pub first_timestamp_ms: i64,
+    /// Timestamp of its last chunk; [`NO_TIMESTAMP`] if that is inside a group and not known.
+    pub first_last_timestamp_ms: i64,
+}
+
+impl Beginning {
+    /// Where this one begins.
+    #[must_use]
+    pub fn of(root: &Root) -> Self {
+        Self {
+            first_offset: root.first_offset,
+            first_timestamp_ms: root.first_timestamp_ms,
+            first_last_timestamp_ms: root.first_last_timestamp_ms,
+        }
+    }
+
+    /// At this fragment.
+    #[must_use]
+    pub fn at(fragment: &Entry) -> Self {
+        Self {
+            first_offset: fragment.first_offset,
+            first_timestamp_ms: fragment.first_timestamp_ms,
+            first_last_timestamp_ms: match fragment.kind {
+                Kind::Fragment => fragment.last_timestamp_ms,
+                Kind::Group | Kind::KiloGroup | Kind::MegaGroup => NO_TIMESTAMP,
+            },
+        }
+    }
+
+    /// Of an empty manifest.
+    #[must_use]
+    pub fn nothing_at(offset: u64) -> Self {
+        Self {
+            first_offset: offset,
+            first_timestamp_ms: NO_TIMESTAMP,
+            first_last_timestamp_ms: NO_TIMESTAMP,
+        }
+    }
+}
+
+/// One change of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// Number of the first entry that is taken out.
+    pub position: usize,
+    /// How many are taken out.
+    pub length: usize,
+    /// What comes in their place.
+    pub entries: Vec<Entry>,
+    /// Where the manifest begins afterwards.
+    pub beginning: Beginning,
+    /// Where it ends afterwards.
+    pub next_offset: u64,
+    /// The sizes of all its fragments afterwards.
+    pub total_size_bytes: u128,
+}
+
+/// Applies an edit and gives back what it took out.
+pub fn apply(root: &mut Root, edit: Edit) -> Result<Vec<Entry>, EditError> {
+    if !fits(root, &edit) {
+        return Err(EditError::Malformed(edit.position));
+    }
+    root.first_offset = edit.beginning.first_offset;
+    root.first_timestamp_ms = edit.beginning.first_timestamp_ms;
+    root.first_last_timestamp_ms = edit.beginning.first_last_timestamp_ms;
+    root.next_offset = edit.next_offset;
+    root.total_size_bytes = edit.total_size_bytes;
+    let range = edit.position..edit.position + edit.length;
+    Ok(root.entries.splice(range, edit.entries).collect())
+}
+
+/// Whether a well-formed manifest stays so.
+fn fits(root: &Root, edit: &Edit) -> bool {
+    let Some(end) = edit.position.checked_add(edit.length) else {
+        return false;
+    };
+    let (Some(before), Some(after)) = (root.entries.get(..edit.position), root.entries.get(end..))
+    else {
+        return false;
+    };
+    let neighbours = before
+        .last()
+        .into_iter()
+        .chain(&edit.entries)
+        .chain(after.first());
+    let mut offsets = neighbours.clone().map(|entry| entry.first_offset);
+    let ascending = match offsets.next() {
+        Some(first) => offsets
+            .try_fold(first, |last, next| (last < next).then_some(next))
+            .is_some(),
+        None => true,
+    };
+    let leading = before.first().or(edit.entries.first()).or(after.first());
+    let trailing = after.last().or(edit.entries.last()).or(before.last());
+    let beginning = edit.beginning.first_offset;
+    let range = match (leading, trailing) {
+        (Some(leading), Some(trailing)) => {
+            let starts = match leading.kind {
+                Kind::Fragment => leading.first_offset == beginning,
+                Kind::Group | Kind::KiloGroup | Kind::MegaGroup => {
+                    leading.first_offset <= beginning
+                }
+            };
+            starts && trailing.first_offset < edit.next_offset && beginning < edit.next_offset
+        }
+        _ => beginning == edit.next_offset && edit.total_size_bytes == 0,
+    };
+    let sizes = edit.entries.iter().all(|entry| match entry.kind {
+        Kind::Fragment => entry.size_bytes <= MAX_ENTRY_SIZE_BYTES,
+        Kind::Group | Kind::KiloGroup | Kind::MegaGroup => entry.size_bytes == 0,
+    });
+    ascending && range && sizes && edit.total_size_bytes <= MAX_TOTAL_SIZE_BYTES
 }
 
 /// Appends a fragment that is in the bucket under `uid`.
@@ -36,28 +166,66 @@ pub fn append(root: &mut Root, plan: &FragmentPlan, uid: u32) -> Result<(), Edit
             found: plan.first_offset,
         });
     }
-    let total_size_bytes = root
-        .total_size_bytes
-        .saturating_add(u128::from(plan.size_bytes));
-    let too_big = plan.size_bytes > MAX_ENTRY_SIZE_BYTES || total_size_bytes > MAX_TOTAL_SIZE_BYTES;
-    if plan.next_offset <= plan.first_offset || too_big {
-        return Err(EditError::Impossible(plan.first_offset));
-    }
-    if root.is_empty() {
-        root.first_timestamp_ms = plan.first_timestamp_ms;
-        root.first_last_timestamp_ms = plan.last_timestamp_ms;
-    }
-    root.entries.push(Entry {
+    let entry = Entry {
         first_offset: plan.first_offset,
         first_timestamp_ms: plan.first_timestamp_ms,
         last_timestamp_ms: plan.last_timestamp_ms,
         kind: Kind::Fragment,
         size_bytes: plan.size_bytes,
         uid,
-    });
-    root.next_offset = plan.next_offset;
-    root.total_size_bytes = total_size_bytes;
-    Ok(())
+    };
+    let edit = Edit {
+        position: root.entries.len(),
+        length: 0,
+        entries: vec![entry],
+        beginning: if root.is_empty() {
+            Beginning::at(&entry)
+        } else {
+            Beginning::of(root)
+        },
+        next_offset: plan.next_offset,
+        total_size_bytes: root
+            .total_size_bytes
+            .saturating_add(u128::from(plan.size_bytes)),
+    };
+    match apply(root, edit) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(EditError::Impossible(plan.first_offset)),
+    }
+}
+
+/// Replaces the run of entries at `position` by the group that was made of it and is in the bucket under `uid`.
+pub fn replace(
+    root: &mut Root,
+    position: usize,
+    group: &Group,
+    uid: u32,
+) -> Result<Entry, EditError> {
+    let refused = EditError::NotReplaceable(position);
+    let length = group.entries.len();
+    let run = position
+        .checked_add(length)
+        .and_then(|end| root.entries.get(position..end));
+    if run != Some(&group.entries) || group.check().is_err() {
+        return Err(refused);
+    }
+    let entry = Entry {
+        first_offset: group.first_offset,
+        first_timestamp_ms: group.first_timestamp_ms,
+        last_timestamp_ms: group.last_timestamp_ms(),
+        kind: group.kind,
+        size_bytes: 0,
+        uid,
+    };
+    let edit = Edit {
+        position,
+        length,
+        entries: vec![entry],
+        beginning: Beginning::of(root),
+        next_offset: root.next_offset,
+        total_size_bytes: root.total_size_bytes,
+    };
+    apply(root, edit).map(|_| entry).map_err(|_| refused)
 }
 
 /// Drops the `count` leading entries, which must be fragments, and gives them back. Dropping all leaves an empty manifest
@@ -72,28 +240,21 @@ pub fn drop_leading(root: &mut Root, count: usize) -> Result<Vec<Entry>, EditErr
         .iter()
         .map(|entry| u128::from(entry.size_bytes))
         .sum();
-    let total_size_bytes = root
-        .total_size_bytes
-        .checked_sub(dropped_bytes)
-        .ok_or(refused)?;
-    let dropped: Vec<Entry> = root.entries.drain(..count).collect();
-    root.total_size_bytes = total_size_bytes;
-    match root.entries.first() {
-        Some(first) => {
-            root.first_offset = first.first_offset;
-            root.first_timestamp_ms = first.first_timestamp_ms;
-            root.first_last_timestamp_ms = match first.kind {
-                Kind::Fragment => first.last_timestamp_ms,
-                Kind::Group | Kind::KiloGroup | Kind::MegaGroup => NO_TIMESTAMP,
-            };
-        }
-        None => {
-            root.first_offset = root.next_offset;
-            root.first_timestamp_ms = NO_TIMESTAMP;
-            root.first_last_timestamp_ms = NO_TIMESTAMP;
-        }
-    }
-    Ok(dropped)
+    let edit = Edit {
+        position: 0,
+        length: count,
+        entries: Vec::new(),
+        beginning: match root.entries.get(count) {
+            Some(first) => Beginning::at(first),
+            None => Beginning::nothing_at(root.next_offset),
+        },
+        next_offset: root.next_offset,
+        total_size_bytes: root
+            .total_size_bytes
+            .checked_sub(dropped_bytes)
+            .ok_or(refused)?,
+    };
+    apply(root, edit).map_err(|_| refused)
 }
 
 /// The part of a manifest below this offset. The last fragment that is left may hold more than that: its object stays as it is.

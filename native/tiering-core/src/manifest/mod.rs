@@ -4,5 +4,7 @@
 
 pub mod edit;
 pub mod invariants;
+pub mod rebalance;
 pub mod retention;
 pub mod search;
+pub mod trim;

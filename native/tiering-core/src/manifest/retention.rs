@@ -30,19 +30,24 @@ pub fn leading_to_drop(
             })
             .count()
     });
-    let by_age = wall_now_ms.map_or(0, |now| {
-        fragments()
-            .take_while(|entry| expiry_ms(entry, bound).is_some_and(|expiry| expiry <= now))
-            .count()
-    });
+    let by_age = fragments()
+        .take_while(|entry| expired(entry.last_timestamp_ms, bound, wall_now_ms))
+        .count();
     by_bytes.max(by_age)
 }
 
-/// Wall-clock time from which on the fragment is too old; `None` if age does not matter.
+/// Wall-clock time from which on a fragment with this last timestamp is too old; `None` if age does not matter.
 #[must_use]
-pub fn expiry_ms(entry: &Entry, bound: RetentionBound) -> Option<i64> {
+pub fn expiry_ms(last_timestamp_ms: i64, bound: RetentionBound) -> Option<i64> {
     let age = i64::try_from(bound.max_age_ms?).unwrap_or(i64::MAX);
-    entry.last_timestamp_ms.checked_add(age)?.checked_add(1)
+    last_timestamp_ms.checked_add(age)?.checked_add(1)
+}
+
+/// Whether a fragment with this last timestamp is too old. Without the wall clock, nothing is.
+#[must_use]
+pub fn expired(last_timestamp_ms: i64, bound: RetentionBound, wall_now_ms: Option<i64>) -> bool {
+    wall_now_ms
+        .is_some_and(|now| expiry_ms(last_timestamp_ms, bound).is_some_and(|expiry| expiry <= now))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::status::ProblemKind;
 use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
 use crate::fragment_assembly::FragmentAssembly;
+use crate::manifest::rebalance;
 
 /// A scan that fails this often in a row is a problem; the first time it may be a race with the writer.
 const FAILED_SCAN_IS_A_PROBLEM_AFTER: u32 = 2;
@@ -211,10 +212,22 @@ impl ReplicaReader {
         let in_the_way = !matches!(self.phase, Phase::Running)
             || self.drain.scan.is_some()
             || self.reset.is_some()
-            || self.transfers.len() >= self.settings.max_in_flight_transfers
+            || self.scan_room() == 0
             || self.transfers.index_bytes() >= self.settings.max_waiting_index_bytes;
         let something = up_to_chunk_id >= from_offset || !self.drain.probed;
         (something && !in_the_way).then_some((from_offset, up_to_chunk_id))
+    }
+
+    /// Fragments that may still be cut: as many as transfers are allowed, and as the root can take before it is rebalanced. A
+    /// few are left over for cuts that nobody scanned for.
+    fn scan_room(&self) -> usize {
+        let queued = self.transfers.len();
+        let in_root =
+            rebalance::room(&self.manifest.entries, self.rebalance_threshold()).saturating_sub(4);
+        self.settings
+            .max_in_flight_transfers
+            .min(in_root)
+            .saturating_sub(queued)
     }
 
     pub(super) fn maybe_scan(&mut self) {
@@ -225,7 +238,7 @@ impl ReplicaReader {
             return;
         }
         // No more than the transfers that are still allowed can take.
-        let room = (self.settings.max_in_flight_transfers - self.transfers.len()) as u64;
+        let room = self.scan_room() as u64;
         let target_bytes = self.settings.fragment_size_bytes;
         let max_bytes = target_bytes
             .saturating_mul(room)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use log_format::manifest::Root;
+use log_format::manifest::{Entry, Group, Kind, Root};
 
 use super::event::Pointer;
 use crate::fragment_assembly::FragmentPlan;
@@ -69,6 +69,26 @@ pub enum Effect {
         /// What to write.
         root: Arc<Root>,
     },
+    /// PUT a group, under a random key.
+    PutGroup {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Offset after the last record in it.
+        next_offset: u64,
+        /// What to write.
+        group: Arc<Group>,
+    },
+    /// GET and decode a group.
+    GetGroup {
+        /// Repeated by the answer.
+        generation: u64,
+        /// Its height.
+        kind: Kind,
+        /// Its first offset.
+        first_offset: u64,
+        /// Random part of its key.
+        uid: u32,
+    },
     /// Ask the shell for the compare-and-swap of the pointer.
     CommitPointer {
         /// Repeated by the answer.
@@ -131,6 +151,15 @@ pub enum StoredObject {
         /// Random part of its key.
         uid: u32,
     },
+    /// A group of any height.
+    Group {
+        /// Its height; never [`Kind::Fragment`].
+        kind: Kind,
+        /// Its first offset.
+        first_offset: u64,
+        /// Random part of its key.
+        uid: u32,
+    },
     /// A manifest root.
     Root {
         /// Epoch in its key.
@@ -138,6 +167,24 @@ pub enum StoredObject {
         /// Random part of its key.
         uid: u32,
     },
+}
+
+impl StoredObject {
+    /// What an entry names.
+    #[must_use]
+    pub fn of(entry: &Entry) -> Self {
+        let Entry {
+            first_offset, uid, ..
+        } = *entry;
+        match entry.kind {
+            Kind::Fragment => Self::Fragment { first_offset, uid },
+            kind @ (Kind::Group | Kind::KiloGroup | Kind::MegaGroup) => Self::Group {
+                kind,
+                first_offset,
+                uid,
+            },
+        }
+    }
 }
 
 /// Recoveries that an operator must hear of.
@@ -152,7 +199,7 @@ pub enum Recovery {
 /// What keeps the stream from being tiered right now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `anchor`, `metadata`.
+    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `group`, `anchor`, `metadata`.
     pub kind: &'static str,
     /// For people.
     pub text: String,

@@ -3,7 +3,7 @@
 //! The driver in `tiering-runtime` makes these from task results, timers and shell calls.
 
 use log_format::chunk::ChunkHeader;
-use log_format::manifest::Root;
+use log_format::manifest::{Group, Root};
 
 /// The persisted manifest's place, as the metadata store keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,6 +179,20 @@ pub enum Event {
         generation: u64,
         /// The answer.
         outcome: CommitOutcome,
+    },
+    /// Answer to `PutGroup`.
+    GroupPut {
+        /// Generation of the effect.
+        generation: u64,
+        /// Random part of the group's key, or why not.
+        outcome: Result<u32, Failure>,
+    },
+    /// Answer to `GetGroup`.
+    GroupRead {
+        /// Generation of the effect.
+        generation: u64,
+        /// The group, decoded and checked, or why not.
+        outcome: Result<Group, Failure>,
     },
     /// The user's retention changed (or is first known).
     RetentionChanged(RetentionBound),

@@ -1,19 +1,22 @@
 //! What must hold of the machine after every event, one predicate per named invariant. Tests and the simulator assert them.
 
 use super::{Anchor, Phase, ReplicaReader};
-use crate::manifest::invariants as manifest;
+use crate::manifest::{invariants as manifest, rebalance};
+use log_format::manifest::Entry;
 
 /// Names of the invariants that do not hold now; empty in a right program. Linear in the manifest: not for production.
 #[must_use]
 pub fn violated(machine: &ReplicaReader) -> Vec<&'static str> {
     type Check = (&'static str, fn(&ReplicaReader) -> bool);
-    let checks: [Check; 12] = [
+    let checks: [Check; 14] = [
         ("accounting", accounting),
         ("ordering", ordering),
         ("coverage", coverage),
         ("immutability", immutability),
         ("durability", durability),
         ("single_mutator", single_mutator),
+        ("one_at_a_time", one_at_a_time),
+        ("bounded_root", bounded_root),
         ("epoch_monotonicity", epoch_monotonicity),
         ("contiguous_advance", contiguous_advance),
         ("anchor_ordering", anchor_ordering),
@@ -58,16 +61,46 @@ pub fn durability(machine: &ReplicaReader) -> bool {
     machine.diverged || machine.persisted.next_offset <= machine.manifest.next_offset
 }
 
-/// Single mutator: memory is the persisted manifest without some of its beginning and with something at its end, unless
-/// memory replaces it. Two rewriters at once could not keep that.
+/// Single mutator: memory, with the groups that are not persisted yet taken apart again, is the persisted manifest without some
+/// of its beginning and with something at its end, unless memory replaces it. Two rewriters at once could not keep that.
 #[must_use]
 pub fn single_mutator(machine: &ReplicaReader) -> bool {
-    let (memory, persisted) = (&machine.manifest.entries, &machine.persisted.entries);
+    let mut memory = Vec::new();
+    take_apart(machine, &machine.manifest.entries, &mut memory);
+    let persisted = &machine.persisted.entries;
     let kept = memory.partition_point(|entry| entry.first_offset < machine.persisted.next_offset);
     machine.diverged
         || memory
             .get(..kept)
             .is_some_and(|kept| persisted.ends_with(kept))
+}
+
+fn take_apart(machine: &ReplicaReader, entries: &[Entry], apart: &mut Vec<Entry>) {
+    for entry in entries {
+        match machine
+            .tree
+            .fresh()
+            .iter()
+            .find(|fresh| fresh.entry == *entry)
+        {
+            Some(fresh) => take_apart(machine, &fresh.group.entries, apart),
+            None => apart.push(*entry),
+        }
+    }
+}
+
+/// One at a time: nobody persists while somebody rebalances or reads groups for retention, and the other way round.
+#[must_use]
+pub fn one_at_a_time(machine: &ReplicaReader) -> bool {
+    machine.persist.is_idle() || machine.tree.is_idle()
+}
+
+/// Bounded root: it never passes 64 KiB, unless it was found longer or has nothing but mega-groups to give up.
+#[must_use]
+pub fn bounded_root(machine: &ReplicaReader) -> bool {
+    let entries = &machine.manifest.entries;
+    entries.len() <= rebalance::MAX_ROOT_ENTRIES.max(machine.adopted_entries)
+        || rebalance::next_run(entries, machine.rebalance_threshold()).is_none()
 }
 
 /// Epoch monotonicity: a machine never goes on from what a writer of a higher epoch persisted.
@@ -124,6 +157,7 @@ pub fn liveness(machine: &ReplicaReader) -> bool {
         || !machine.transfers.is_empty()
         || machine.persist.edits > 0
         || !machine.persist.is_idle()
+        || machine.tree.has_work()
         || machine.reset.is_some()
         || machine.drain.is_scanning();
     matches!(machine.phase, Phase::Stopped) || !unfinished || machine.poll_timeout().is_some()

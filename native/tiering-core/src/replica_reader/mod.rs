@@ -5,7 +5,8 @@
 //! drain     Committed -> Scan -> chunks -> cut                    local log to fragments   [drain]
 //! transfer  (WriteAnchor ->) Transfer -> applied in cut order     fragments to the bucket  [transfers]
 //! persist   PutRoot -> CommitPointer -> Publish, Delete           durable                  [persist]
-//! retain    the user's bound, on what is persisted                                         [retain]
+//! rebalance PutGroup                                              the root stays small     [tree]
+//! retain    (GetGroup ->)                  the user's bound, on what is persisted           [retain, tree]
 //! recover   local and remote no longer meet                                                [recovery]
 //! ```
 //!
@@ -16,10 +17,10 @@
 //! After every event all that can go on does go on (`advance`): no path has to remember what another one waits for. Every
 //! answer that is waited for has a deadline, so a lost task delays and never blocks.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use log_format::manifest::{Kind, Root};
+use log_format::manifest::{Entry, Kind, Root};
 
 mod drain;
 mod effect;
@@ -33,6 +34,7 @@ mod retain;
 mod settings;
 mod status;
 mod transfers;
+mod tree;
 
 pub use effect::{Effect, Problem, Recovery, StopReason, StoredObject};
 pub use event::{
@@ -49,6 +51,7 @@ use resolve::Resolve;
 use settings::Chance;
 use status::Problems;
 use transfers::{Anchor, Transfers};
+use tree::Tree;
 
 #[derive(Debug)]
 enum Phase {
@@ -84,14 +87,18 @@ pub struct ReplicaReader {
     diverged: bool,
     /// `persisted` is published, and the local log has not shown yet that it goes on where it ends.
     unconfirmed: bool,
-    /// In the bucket, and not in `manifest`. Deleted after the persist that shows that no manifest names it.
-    garbage: BTreeSet<StoredObject>,
+    /// In the bucket, and not in `manifest`, each with the offset after its last record. Deleted after the persist that shows
+    /// that no manifest names it.
+    garbage: BTreeMap<StoredObject, u64>,
+    /// Entries of the root that was found: the one reason for which there may be too many.
+    adopted_entries: usize,
 
     drain: Drain,
     anchor: Anchor,
     anchor_failures: u32,
     transfers: Transfers,
     persist: Persist,
+    tree: Tree,
     reset: Option<Reset>,
     streak: Streak,
     /// Failures of resolving in a row.
@@ -124,12 +131,14 @@ impl ReplicaReader {
             manifest: Root::empty_at(0),
             diverged: false,
             unconfirmed: false,
-            garbage: BTreeSet::new(),
+            garbage: BTreeMap::new(),
+            adopted_entries: 0,
             drain: Drain::default(),
             anchor: Anchor::Unneeded,
             anchor_failures: 0,
             transfers: Transfers::new(1),
             persist: Persist::default(),
+            tree: Tree::default(),
             reset: None,
             streak: Streak::default(),
             resolve_failures: 0,
@@ -183,6 +192,14 @@ impl ReplicaReader {
                 generation,
                 outcome,
             } => self.on_pointer_committed(generation, outcome),
+            Event::GroupPut {
+                generation,
+                outcome,
+            } => self.on_group_put(generation, outcome),
+            Event::GroupRead {
+                generation,
+                outcome,
+            } => self.on_group_read(generation, outcome),
             Event::RetentionChanged(bound) => self.on_retention_changed(bound),
             Event::CutRequested => self.on_cut_requested(),
             Event::Tick => {}
@@ -208,6 +225,7 @@ impl ReplicaReader {
                 self.anchor_deadline_ms(),
                 self.transfers.deadline_ms(),
                 self.persist_deadline_ms(),
+                self.tree_deadline_ms(),
                 self.reset_deadline_ms(),
                 self.retention_deadline_ms(),
             ]
@@ -236,6 +254,7 @@ impl ReplicaReader {
                 self.expire_anchor();
                 self.expire_transfers();
                 self.expire_persist();
+                self.expire_tree();
             }
             Phase::Stopped => {}
         }
@@ -251,7 +270,7 @@ impl ReplicaReader {
             Self::retain,
             Self::maybe_cut,
             Self::maybe_write_anchor,
-            Self::maybe_persist,
+            Self::maybe_mutate,
             Self::maybe_scan,
         ];
         for step in steps {
@@ -279,29 +298,52 @@ impl ReplicaReader {
     }
 }
 
-/// The fragments that a manifest names, as objects.
-fn fragments(root: &Root) -> impl Iterator<Item = StoredObject> + '_ {
-    let entries = root
-        .entries
+/// What entries name, as objects, each with the offset after its last record; the last one ends at `end_offset`.
+fn objects(entries: &[Entry], end_offset: u64) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
+    let ends = entries
         .iter()
-        .filter(|entry| entry.kind == Kind::Fragment);
-    entries.map(|entry| StoredObject::Fragment {
-        first_offset: entry.first_offset,
-        uid: entry.uid,
-    })
+        .skip(1)
+        .map(|next| next.first_offset)
+        .chain([end_offset]);
+    entries.iter().map(StoredObject::of).zip(ends)
 }
 
-/// Whether a manifest names the object.
-fn names(root: &Root, object: &StoredObject) -> bool {
-    match object {
-        StoredObject::Fragment { first_offset, uid } => root
-            .entries
-            .binary_search_by_key(first_offset, |entry| entry.first_offset)
-            .ok()
-            .and_then(|at| root.entries.get(at))
-            .is_some_and(|entry| entry.kind == Kind::Fragment && entry.uid == *uid),
-        StoredObject::Root { .. } => false,
+/// The fragments that a root names itself.
+fn fragments(root: &Root) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
+    objects(&root.entries, root.next_offset)
+        .filter(|(object, _)| matches!(object, StoredObject::Fragment { .. }))
+}
+
+/// Where the entry before this one ends.
+fn end_of(root: &Root, position: usize) -> u64 {
+    root.entries
+        .get(position)
+        .map_or(root.next_offset, |next| next.first_offset)
+}
+
+/// Whether a manifest names the object, or may do so: what its groups hold is not looked into. An object whose records all end
+/// below the first offset is not needed, whatever an immutable group says.
+fn may_name(root: &Root, object: &StoredObject, end_offset: u64) -> bool {
+    let (kind, first_offset, uid) = match *object {
+        StoredObject::Fragment { first_offset, uid } => (Kind::Fragment, first_offset, uid),
+        StoredObject::Group {
+            kind,
+            first_offset,
+            uid,
+        } => (kind, first_offset, uid),
+        StoredObject::Root { .. } => return false,
+    };
+    if end_offset <= root.first_offset || first_offset >= root.next_offset {
+        return false;
     }
+    let after = root
+        .entries
+        .partition_point(|entry| entry.first_offset <= first_offset);
+    let Some(holder) = after.checked_sub(1).and_then(|at| root.entries.get(at)) else {
+        return false;
+    };
+    holder.kind > kind
+        || holder.kind == kind && holder.first_offset == first_offset && holder.uid == uid
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! Persisting: root into the bucket, then the compare-and-swap of the pointer. Only after that is anything durable: readers
 //! see it, local retention may trim below it, and what it no longer names is deleted.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use log_format::manifest::Root;
 
 use super::status::ProblemKind;
+use super::tree::Taken;
 use super::{
     CommitOutcome, Effect, Failure, Phase, Pointer, PointerRead, ReplicaReader, StopReason,
     StoredObject,
@@ -22,7 +23,7 @@ pub(super) struct Work {
     edits: u32,
     oldest_edit_ms: Option<u64>,
     /// Not named by `root`: deleted once it is persisted.
-    garbage: BTreeSet<StoredObject>,
+    garbage: BTreeMap<StoredObject, u64>,
     /// Random part of the root's key, once it is in the bucket.
     uid: Option<u32>,
     /// The compare-and-swap may have happened without our knowing.
@@ -81,9 +82,9 @@ impl ReplicaReader {
         self.persist.at_once |= std::mem::take(&mut self.persist.next_edit_at_once);
     }
 
-    /// When a persist is due, if anything is to be persisted and none is under way.
+    /// When a persist is due, if anything is to be persisted and nobody is changing the manifest.
     fn persist_at_ms(&self) -> Option<u64> {
-        if !self.persist.is_idle() || !matches!(self.phase, Phase::Running) {
+        if !self.mutator_is_idle() || !matches!(self.phase, Phase::Running) {
             return None;
         }
         let due = if self.persist.at_once || self.persist.edits >= self.settings.persist_threshold {
@@ -104,14 +105,12 @@ impl ReplicaReader {
             .or_else(|| self.persist_at_ms())
     }
 
-    pub(super) fn maybe_persist(&mut self) {
+    pub(super) fn maybe_persist(&mut self) -> Taken {
         if self.persist_at_ms().is_none_or(|at| at > self.now_ms) {
-            return;
+            return Taken::Not;
         }
         let root = Arc::new(self.manifest.clone());
-        let mut garbage = std::mem::take(&mut self.garbage);
-        // After a re-resolve the persisted manifest may turn out to name what was thought to be garbage.
-        garbage.retain(|object| !super::names(&root, object));
+        let garbage = std::mem::take(&mut self.garbage);
         let work = Work {
             root: Arc::clone(&root),
             edits: std::mem::take(&mut self.persist.edits),
@@ -136,6 +135,7 @@ impl ReplicaReader {
             epoch: self.epoch,
             root,
         });
+        Taken::Waits
     }
 
     pub(super) fn on_root_put(&mut self, generation: u64, outcome: Result<u32, Failure>) {
@@ -288,10 +288,11 @@ impl ReplicaReader {
         };
         self.garbage.extend(work.garbage);
         if let Some(uid) = work.uid {
-            self.garbage.insert(StoredObject::Root {
+            let root = StoredObject::Root {
                 epoch: self.epoch,
                 uid,
-            });
+            };
+            self.garbage.insert(root, 0);
         }
     }
 
@@ -326,10 +327,11 @@ impl ReplicaReader {
             self.pointer,
         );
         if let Some(old) = old {
-            garbage.insert(StoredObject::Root {
+            let root = StoredObject::Root {
                 epoch: old.epoch,
                 uid: old.uid,
-            });
+            };
+            garbage.insert(root, 0);
         }
         // By chance the same key again: then it is the live root.
         garbage.remove(&StoredObject::Root {
@@ -351,16 +353,8 @@ impl ReplicaReader {
             confirmed: true,
             pointer: self.pointer,
         });
-        if !garbage.is_empty() {
-            let fragments = garbage
-                .iter()
-                .filter(|object| matches!(object, StoredObject::Fragment { .. }))
-                .count();
-            self.counters.fragments_deleted += fragments as u64;
-            self.effects.push_back(Effect::Delete {
-                objects: garbage.into_iter().collect(),
-            });
-        }
+        self.tree_persisted();
+        self.delete(garbage.into_keys().collect());
     }
 
     /// Answers that did not come, and waits that are over.

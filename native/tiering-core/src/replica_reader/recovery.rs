@@ -91,14 +91,21 @@ impl ReplicaReader {
         self.abandon_persist();
         match reset.kind {
             Recovery::LocalLogAhead => {
-                let discarded: Vec<StoredObject> = super::fragments(&self.persisted)
+                let discarded: Vec<(StoredObject, u64)> = super::fragments(&self.persisted)
                     .chain(super::fragments(&self.manifest))
+                    .chain(self.tree.fresh_objects())
                     .collect();
                 self.garbage.extend(discarded);
+                if !self.diverged {
+                    // What its groups hold is read and deleted piece by piece, once the new manifest is persisted.
+                    let persisted = Arc::clone(&self.persisted);
+                    self.condemn(&persisted.entries);
+                }
                 self.manifest = Root::empty_at(floor);
             }
             Recovery::RemoteTierAhead => self.manifest = edit::cut_back(&self.persisted, floor),
         }
+        self.abandon_tree();
         self.diverged = true;
         self.drain.restart(Some(floor));
         self.streak.length = self.streak.length.saturating_add(1);

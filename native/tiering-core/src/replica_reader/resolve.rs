@@ -57,8 +57,10 @@ impl ReplicaReader {
     pub(super) fn resolve_again(&mut self) {
         self.abandon_transfers();
         self.abandon_persist();
-        let unpersisted: Vec<StoredObject> = self.unpersisted_objects().collect();
+        let unpersisted: Vec<(StoredObject, u64)> = self.unpersisted_objects().collect();
         self.garbage.extend(unpersisted);
+        self.abandon_tree();
+        self.pardon();
         self.manifest = (*self.persisted).clone();
         self.diverged = false;
         self.drain.restart(None);
@@ -203,6 +205,11 @@ impl ReplicaReader {
         if pointer.is_some() {
             self.anchor = Anchor::Done;
         }
+        self.adopted_entries = root.entries.len();
+        // What was thought to be garbage may turn out to be named, by a commit whose outcome was unknown or by another writer.
+        // What a group of theirs may hold is left to garbage collection.
+        self.garbage
+            .retain(|object, end_offset| !super::may_name(&root, object, *end_offset));
         self.manifest = root.clone();
         self.persisted = Arc::new(root);
         // A stream that never persisted anything starts at the local floor, once that is known.
@@ -219,9 +226,10 @@ impl ReplicaReader {
         });
     }
 
-    /// Fragments of the in-memory manifest that the persisted one does not name.
-    pub(super) fn unpersisted_objects(&self) -> impl Iterator<Item = StoredObject> + '_ {
-        let persisted = &self.persisted;
-        super::fragments(&self.manifest).filter(|object| !super::names(persisted, object))
+    /// Objects of the in-memory manifest that the persisted one does not name.
+    pub(super) fn unpersisted_objects(&self) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
+        super::fragments(&self.manifest)
+            .chain(self.tree.fresh_objects())
+            .filter(|(object, end_offset)| !super::may_name(&self.persisted, object, *end_offset))
     }
 }

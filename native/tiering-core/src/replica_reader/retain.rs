@@ -1,9 +1,9 @@
 //! Remote retention: the user's bound, applied to what is persisted. What it drops is an edit like any other, and is deleted
-//! only after the persist that no longer names it.
+//! only after the persist that no longer names it. Fragments of the root are dropped here; a group is the tree's.
 
-use log_format::manifest::Kind;
+use log_format::manifest::{Kind, NO_TIMESTAMP};
 
-use super::{Phase, ReplicaReader, RetentionBound, StoredObject};
+use super::{Phase, ReplicaReader, RetentionBound};
 use crate::manifest::{edit, retention};
 
 impl ReplicaReader {
@@ -24,6 +24,9 @@ impl ReplicaReader {
     }
 
     pub(super) fn retain(&mut self) {
+        if !self.tree.is_idle() {
+            return;
+        }
         let durable = self
             .manifest
             .entries
@@ -36,11 +39,8 @@ impl ReplicaReader {
             return;
         }
         if let Ok(dropped) = edit::drop_leading(&mut self.manifest, count) {
-            let objects = dropped.iter().map(|entry| StoredObject::Fragment {
-                first_offset: entry.first_offset,
-                uid: entry.uid,
-            });
-            self.garbage.extend(objects);
+            self.garbage
+                .extend(super::objects(&dropped, self.manifest.first_offset));
             self.note_edit();
         }
     }
@@ -50,19 +50,27 @@ impl ReplicaReader {
         if self.durable_entries() == 0 {
             return None;
         }
-        // A leading group is not dropped here, so its age is nothing to wake up for.
-        let first = self
-            .manifest
-            .entries
-            .first()
-            .filter(|first| first.kind == Kind::Fragment)?;
-        let expiry_ms = retention::expiry_ms(first, self.bound)?;
+        // Whatever is in the way looks again when it ends.
+        let waits = match self.manifest.entries.first()?.kind {
+            Kind::Fragment => !self.tree.is_idle(),
+            Kind::Group | Kind::KiloGroup | Kind::MegaGroup => {
+                !self.mutator_is_idle()
+                    || self.descent_waits()
+                    || self.garbage_is_full()
+                    || self.manifest.first_offset >= self.persisted.next_offset
+            }
+        };
+        let oldest_ms = self.manifest.first_last_timestamp_ms;
+        if waits || oldest_ms == NO_TIMESTAMP {
+            return None;
+        }
+        let expiry_ms = retention::expiry_ms(oldest_ms, self.bound)?;
         let left_ms = u64::try_from(expiry_ms.saturating_sub(self.wall_now_ms()?)).unwrap_or(0);
         Some(self.now_ms.saturating_add(left_ms))
     }
 
     /// The wall clock, as last told and moved on by our own.
-    fn wall_now_ms(&self) -> Option<i64> {
+    pub(super) fn wall_now_ms(&self) -> Option<i64> {
         let (at_ms, wall_ms) = self.wall?;
         let since_ms = i64::try_from(self.now_ms.saturating_sub(at_ms)).unwrap_or(i64::MAX);
         Some(wall_ms.saturating_add(since_ms))

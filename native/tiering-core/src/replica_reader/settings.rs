@@ -13,6 +13,8 @@ pub struct Settings {
     pub persist_threshold: u32,
     /// Persist when the oldest edit is this old.
     pub persist_interval_ms: u64,
+    /// Entries of one kind in a row that are moved from the root into a group; 2 to 1024.
+    pub rebalance_threshold: u32,
     /// Fragments that are cut and not yet in the manifest; scanning waits while there are as many.
     pub max_in_flight_transfers: usize,
     /// Bytes of the indexes of those fragments; scanning waits while they hold as much. Counts for streams of tiny chunks, whose
@@ -36,6 +38,7 @@ impl Default for Settings {
             fragment_max_age_ms: 0,
             persist_threshold: 5,
             persist_interval_ms: 2_000,
+            rebalance_threshold: 1_024,
             max_in_flight_transfers: 16,
             max_waiting_index_bytes: 4 << 20,
             transfer_deadline_ms: 180_000,
@@ -58,6 +61,7 @@ impl Settings {
             fragment_max_chunks: self.fragment_max_chunks.max(1),
             persist_threshold: self.persist_threshold.max(1),
             persist_interval_ms: self.persist_interval_ms.max(1),
+            rebalance_threshold: self.rebalance_threshold.clamp(2, 1_024),
             max_in_flight_transfers: self.max_in_flight_transfers.max(1),
             max_waiting_index_bytes: self.max_waiting_index_bytes.max(1),
             transfer_deadline_ms: self.transfer_deadline_ms.max(1),

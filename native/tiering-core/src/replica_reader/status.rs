@@ -33,6 +33,8 @@ pub struct Status {
     pub manifest_total_size_bytes: u128,
     /// Entries of the manifest.
     pub manifest_entries: usize,
+    /// Whether a group is on its way to the bucket.
+    pub rebalance_in_flight: bool,
     /// Next offset of the persisted manifest: what is durable.
     pub persisted_next_offset: u64,
     /// Revision of the persisted manifest, 0 if there is none.
@@ -94,12 +96,22 @@ pub struct Counters {
     pub anchors_written: u64,
     /// Results of transfers that had one already.
     pub duplicates_ignored: u64,
+    /// Groups of fragments written to the bucket.
+    pub groups_created: u64,
+    /// Groups of groups written to the bucket.
+    pub kilo_groups_created: u64,
+    /// Groups of kilo-groups written to the bucket.
+    pub mega_groups_created: u64,
+    /// Groups of any height handed over for deletion.
+    pub groups_deleted: u64,
+    /// Tries to write or read a group that failed.
+    pub group_failures: u64,
 }
 
 impl Counters {
     /// Every counter with its name, in a stable order.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 16] {
+    pub fn named(&self) -> [(&'static str, u64); 21] {
         [
             ("transfers_completed", self.transfers_completed),
             ("transfer_retries", self.transfer_retries),
@@ -123,6 +135,11 @@ impl Counters {
             ("age_cuts", self.age_cuts),
             ("anchors_written", self.anchors_written),
             ("duplicates_ignored", self.duplicates_ignored),
+            ("groups_created", self.groups_created),
+            ("kilo_groups_created", self.kilo_groups_created),
+            ("mega_groups_created", self.mega_groups_created),
+            ("groups_deleted", self.groups_deleted),
+            ("group_failures", self.group_failures),
         ]
     }
 }
@@ -136,6 +153,7 @@ pub(super) enum ProblemKind {
     Scan,
     Transfer,
     Persist,
+    Group,
 }
 
 impl ProblemKind {
@@ -147,6 +165,7 @@ impl ProblemKind {
             Self::Scan => "scan",
             Self::Transfer => "transfer",
             Self::Persist => "persist",
+            Self::Group => "group",
         }
     }
 }
@@ -198,6 +217,7 @@ impl ReplicaReader {
             manifest_next_offset: self.manifest.next_offset,
             manifest_total_size_bytes: self.manifest.total_size_bytes,
             manifest_entries: self.manifest.entries.len(),
+            rebalance_in_flight: self.tree.is_rebalancing(),
             persisted_next_offset: self.persisted.next_offset,
             revision: self.revision(),
             transfers_in_flight: in_flight,

@@ -116,14 +116,15 @@ impl Transfers {
     }
 
     /// Objects that are in the bucket without being in any manifest.
-    fn done_objects(&self) -> impl Iterator<Item = StoredObject> + '_ {
+    fn done_objects(&self) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
         self.queue
             .iter()
             .filter_map(|transfer| match transfer.state {
-                State::Done { uid } => Some(StoredObject::Fragment {
-                    first_offset: transfer.plan.first_offset,
-                    uid,
-                }),
+                State::Done { uid } => {
+                    let first_offset = transfer.plan.first_offset;
+                    let object = StoredObject::Fragment { first_offset, uid };
+                    Some((object, transfer.plan.next_offset))
+                }
                 State::Held | State::InFlight | State::Waiting => None,
             })
     }
@@ -333,10 +334,11 @@ impl ReplicaReader {
             if let Err(error) = edit::append(&mut self.manifest, &plan, uid) {
                 // Cannot happen: scans are checked and the queue is ordered. If it does, what is persisted is still right.
                 self.problems.set(ProblemKind::Manifest, error.to_string());
-                self.garbage.insert(StoredObject::Fragment {
-                    first_offset: plan.first_offset,
-                    uid,
-                });
+                let first_offset = plan.first_offset;
+                self.garbage.insert(
+                    StoredObject::Fragment { first_offset, uid },
+                    plan.next_offset,
+                );
                 return self.resolve_again();
             }
             self.note_edit();
@@ -359,7 +361,7 @@ impl ReplicaReader {
 
     /// Drops all transfers, and whatever is assembled is up to the caller.
     pub(super) fn abandon_transfers(&mut self) {
-        let done: Vec<StoredObject> = self.transfers.done_objects().collect();
+        let done: Vec<(StoredObject, u64)> = self.transfers.done_objects().collect();
         self.garbage.extend(done);
         self.effects.push_back(Effect::CancelTransfers {
             generation: self.transfers.generation,

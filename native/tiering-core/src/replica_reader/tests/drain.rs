@@ -254,6 +254,7 @@ fn limits_of_nothing_do_not_stall_the_machine() {
         fragment_max_age_ms: 0,
         persist_threshold: 0,
         persist_interval_ms: 0,
+        rebalance_threshold: 0,
         max_in_flight_transfers: 0,
         max_waiting_index_bytes: 0,
         transfer_deadline_ms: 0,

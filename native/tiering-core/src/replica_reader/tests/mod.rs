@@ -8,6 +8,7 @@ mod regressions;
 mod resolve;
 mod retention;
 mod transfers;
+mod tree;
 
 use super::*;
 use crate::fragment_assembly::FragmentPlan;
@@ -28,6 +29,7 @@ fn settings() -> Settings {
         fragment_max_age_ms: 0,
         persist_threshold: 2,
         persist_interval_ms: 2_000,
+        rebalance_threshold: 1_024,
         max_in_flight_transfers: 4,
         max_waiting_index_bytes: 1 << 20,
         transfer_deadline_ms: 180_000,

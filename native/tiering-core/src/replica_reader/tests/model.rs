@@ -6,9 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use log_format::manifest::{Entry, Group};
 use proptest::prelude::*;
 
 use super::*;
+use crate::manifest::rebalance;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -33,14 +35,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => any::<prop::sample::Index>().prop_map(Step::Lose),
         8 => Just(Step::Wait),
         1 => Just(Step::Cut),
-        1 => prop::option::of(0u64..3_000).prop_map(Step::Retain),
+        2 => prop::option::of(0u64..6_000).prop_map(Step::Retain),
         1 => Just(Step::Intrude),
         1 => Just(Step::Restart),
     ];
-    prop::collection::vec(step, 1..250)
+    prop::collection::vec(step, 1..300)
 }
 
 struct World {
+    settings: Settings,
     rig: Rig,
     epoch: u64,
     log: std::ops::Range<u64>,
@@ -48,6 +51,7 @@ struct World {
     /// Fragments in the bucket: first offset and uid, and what they hold.
     fragments: BTreeMap<(u64, u32), u64>,
     roots: BTreeMap<(u64, u32), Root>,
+    groups: BTreeMap<(Kind, u64, u32), Group>,
     pointer: Option<Pointer>,
     /// Every pointer there has been.
     history: BTreeMap<u64, Root>,
@@ -57,14 +61,20 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(rebalance_threshold: u32) -> Self {
+        let settings = Settings {
+            rebalance_threshold,
+            ..settings()
+        };
         Self {
-            rig: Rig::with(settings()),
+            settings,
+            rig: Rig::with(settings),
             epoch: EPOCH,
             log: 0..0,
             next_uid: 1,
             fragments: BTreeMap::new(),
             roots: BTreeMap::new(),
+            groups: BTreeMap::new(),
             pointer: None,
             history: BTreeMap::new(),
             waiting: Vec::new(),
@@ -120,6 +130,13 @@ impl World {
                 StoredObject::Root { epoch, uid } => {
                     self.roots.remove(&(epoch, uid));
                 }
+                StoredObject::Group {
+                    kind,
+                    first_offset,
+                    uid,
+                } => {
+                    self.groups.remove(&(kind, first_offset, uid));
+                }
             }
         }
     }
@@ -131,15 +148,58 @@ impl World {
             .roots
             .get(&(pointer.epoch, pointer.uid))
             .expect("the live root is in the bucket");
+        let mut leaves = Vec::new();
+        self.leaves(
+            &root.entries,
+            root.next_offset,
+            root.first_offset,
+            &mut leaves,
+        );
         let mut at = root.first_offset;
-        for entry in &root.entries {
+        let mut total_bytes = 0;
+        for entry in &leaves {
             assert_eq!(entry.first_offset, at, "a hole in the persisted manifest");
+            total_bytes += u128::from(entry.size_bytes);
             at = *self
                 .fragments
                 .get(&(entry.first_offset, entry.uid))
                 .expect("a named fragment is in the bucket");
         }
         assert_eq!(at, root.next_offset);
+        assert_eq!(total_bytes, root.total_size_bytes, "accounting drifted");
+        let beginning = leaves.first().map(|first| {
+            (
+                first.first_offset,
+                first.first_timestamp_ms,
+                first.last_timestamp_ms,
+            )
+        });
+        let told = (
+            root.first_offset,
+            root.first_timestamp_ms,
+            root.first_last_timestamp_ms,
+        );
+        assert_eq!(beginning.unwrap_or((root.next_offset, -1, -1)), told);
+    }
+
+    /// The fragments of a tree that are not below its floor.
+    fn leaves(&self, entries: &[Entry], end_offset: u64, floor: u64, leaves: &mut Vec<Entry>) {
+        for (number, entry) in entries.iter().enumerate() {
+            let next = entries.get(number + 1);
+            let end_offset = next.map_or(end_offset, |next| next.first_offset);
+            if end_offset <= floor {
+                continue;
+            }
+            if entry.kind == Kind::Fragment {
+                leaves.push(*entry);
+                continue;
+            }
+            let group = self
+                .groups
+                .get(&(entry.kind, entry.first_offset, entry.uid))
+                .expect("a named group is in the bucket");
+            self.leaves(&group.entries, end_offset, floor, leaves);
+        }
     }
 
     fn compare_and_swap(&mut self, epoch: u64, uid: u32, expected: u64) -> CommitOutcome {
@@ -259,6 +319,35 @@ impl World {
                 Event::RootPut {
                     generation: *generation,
                     outcome: if looks_failed { Err(failure) } else { Ok(uid) },
+                }
+            }
+            Effect::PutGroup {
+                generation, group, ..
+            } => {
+                let uid = self.uid();
+                if !fails {
+                    let key = (group.kind, group.first_offset, uid);
+                    self.groups.insert(key, (**group).clone());
+                }
+                Event::GroupPut {
+                    generation: *generation,
+                    outcome: if looks_failed { Err(failure) } else { Ok(uid) },
+                }
+            }
+            Effect::GetGroup {
+                generation,
+                kind,
+                first_offset,
+                uid,
+            } => {
+                let outcome = match self.groups.get(&(*kind, *first_offset, *uid)) {
+                    _ if looks_failed => Err(failure),
+                    Some(group) => Ok(group.clone()),
+                    None => Err(Failure::NotFound("gone".to_owned())),
+                };
+                Event::GroupRead {
+                    generation: *generation,
+                    outcome,
                 }
             }
             Effect::CommitPointer {
@@ -384,7 +473,7 @@ impl World {
         self.epoch += 1;
         let now = self.rig.now;
         self.rig = Rig {
-            machine: ReplicaReader::new(now, settings(), self.epoch, 1),
+            machine: ReplicaReader::new(now, self.settings, self.epoch, 1),
             now,
             effects: vec![],
             last_published: None,
@@ -394,11 +483,7 @@ impl World {
         self.committed();
     }
 
-    /// Everything works from here on, and nothing new is written: in the end all that is there is durable.
-    fn settle(&mut self) {
-        self.zombies.clear();
-        self.send(Event::RetentionChanged(RetentionBound::default()));
-        self.committed();
+    fn run_until_quiet(&mut self) {
         for round in 0.. {
             assert!(
                 round < 5_000,
@@ -421,6 +506,14 @@ impl World {
                 break;
             }
         }
+    }
+
+    /// Everything works from here on, and nothing new is written: in the end all that is there is durable.
+    fn settle(&mut self) {
+        self.zombies.clear();
+        self.send(Event::RetentionChanged(RetentionBound::default()));
+        self.committed();
+        self.run_until_quiet();
         let status = self.rig.machine.status();
         assert_eq!(
             (status.activity, status.problem.clone()),
@@ -441,15 +534,26 @@ impl World {
                 .collect::<BTreeSet<_>>()
                 .is_superset(&live)
         );
+        let entries = &self.rig.machine.manifest.entries;
+        let threshold = self.rig.machine.rebalance_threshold();
+        assert_eq!(rebalance::next_run(entries, threshold), None);
+        // Retention can always empty it, group by group.
+        self.send(Event::RetentionChanged(RetentionBound {
+            max_bytes: Some(0),
+            max_age_ms: None,
+        }));
+        self.run_until_quiet();
+        assert_eq!(self.rig.machine.problems.current(), None);
+        assert!(self.rig.machine.persisted.is_empty());
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_lost_whatever_the_order(steps in steps()) {
-        let mut world = World::new();
+    fn nothing_is_lost_whatever_the_order(threshold in prop_oneof![2u32..6, Just(1_024)], steps in steps()) {
+        let mut world = World::new(threshold);
         world.collect();
         for step in steps {
             world.step(step);

@@ -135,19 +135,6 @@ fn age_wakes_the_machine_when_the_oldest_fragment_expires() {
 }
 
 #[test]
-fn a_leading_group_is_left_alone() {
-    let mut root = root_of(0, &[20, 20]);
-    root.entries[0].kind = Kind::Group;
-    root.entries[0].size_bytes = 0;
-    let mut rig = Rig::resumed(&root);
-    rig.machine.set_wall_clock(0, i64::MAX);
-    rig.send(bytes(0));
-    rig.send(age(0));
-    assert_eq!(rig.machine.status().manifest_entries, 2);
-    rig.quiet();
-}
-
-#[test]
 fn after_a_recovery_offsets_of_the_old_manifest_do_not_count_as_persisted() {
     let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
     rig.committed(30, 10);
