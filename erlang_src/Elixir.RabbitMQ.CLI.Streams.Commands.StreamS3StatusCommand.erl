@@ -169,6 +169,7 @@ stream_sections() ->
             {<<"Transfers waiting">>, transfers_waiting},
             {<<"Edits since last persist">>, edits_since_persist},
             {<<"Persist in flight">>, persist_in_flight},
+            {<<"Rebalance in flight">>, rebalance_in_flight},
             {<<"Metadata store tasks">>, metadata_store_tasks},
             {<<"Stalled at offset (0 = no)">>, stalled_offset}
         ]},

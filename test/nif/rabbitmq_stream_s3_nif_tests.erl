@@ -513,6 +513,7 @@ config(Change) ->
                  fragment_max_age_ms => 0,
                  persist_threshold => 10,
                  persist_interval_ms => 1000,
+                 rebalance_threshold => 1024,
                  max_transfer_bytes_per_sec => unlimited,
                  max_transfer_burst_bytes => default,
                  max_concurrent_transfers => 4,

@@ -63,6 +63,8 @@ invalid_test_() ->
             {fragment_size, "64MB"},
             {fragment_max_age_ms, 10},
             {persist_threshold, 0},
+            {rebalance_threshold, 1},
+            {rebalance_threshold, 2000},
             {max_transfer_bytes_per_sec, 0},
             {max_transfer_bytes_per_sec, fast},
             {endpoint, "http://"},

@@ -93,6 +93,8 @@ rustler::atoms! {
     read_memory_bytes,
     read_pointer,
     read_request_size_bytes,
+    rebalance_in_flight,
+    rebalance_threshold,
     recovered,
     recovery,
     region,

@@ -62,6 +62,8 @@ pub struct Config {
     pub persist_threshold: u32,
     /// Time after which a changed manifest is persisted.
     pub persist_interval_ms: u64,
+    /// Entries of one kind in a row that move from a manifest's root into a group.
+    pub rebalance_threshold: u32,
     /// Byte rate of all transfers together; `None` = unlimited.
     pub max_transfer_bytes_per_sec: Option<u64>,
     /// Burst of that rate; `None` = what a fifth of a second allows.
@@ -104,6 +106,7 @@ impl Default for Config {
             fragment_max_age_ms: 0,
             persist_threshold: 5,
             persist_interval_ms: 2_000,
+            rebalance_threshold: 1_024,
             max_transfer_bytes_per_sec: None,
             max_transfer_burst_bytes: None,
             max_concurrent_transfers: 8,
@@ -220,6 +223,12 @@ impl Config {
             10_000,
         )?;
         in_range("persist_interval_ms", self.persist_interval_ms, 1, DAY_MS)?;
+        in_range(
+            "rebalance_threshold",
+            u64::from(self.rebalance_threshold),
+            2,
+            1_024,
+        )?;
         in_range(
             "fragment_max_age_ms",
             self.fragment_max_age_ms,
@@ -348,6 +357,10 @@ mod tests {
         assert_eq!(
             refused(|c| c.fragment_size_bytes = 8 << 30),
             Some("fragment_size_bytes")
+        );
+        assert_eq!(
+            refused(|c| c.rebalance_threshold = 1),
+            Some("rebalance_threshold")
         );
         assert_eq!(
             refused(|c| c.max_concurrent_transfers = 0),

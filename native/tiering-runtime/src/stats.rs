@@ -145,6 +145,10 @@ stats! {
     roots_uploaded,
     /// Manifest roots that could not be stored.
     root_upload_failures,
+    /// Groups of manifest entries stored, of any height.
+    groups_uploaded,
+    /// Groups that could not be stored.
+    group_upload_failures,
     /// Upload tasks that died without an answer (a bug; the upload is tried again).
     tasks_lost,
 

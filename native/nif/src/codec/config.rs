@@ -47,6 +47,7 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         fragment_max_age_ms: setting!(map, fragment_max_age_ms, integer),
         persist_threshold: setting!(map, persist_threshold, integer),
         persist_interval_ms: setting!(map, persist_interval_ms, integer),
+        rebalance_threshold: setting!(map, rebalance_threshold, integer),
         max_transfer_bytes_per_sec: setting!(map, max_transfer_bytes_per_sec, rate),
         max_transfer_burst_bytes: setting!(map, max_transfer_burst_bytes, burst),
         max_concurrent_transfers: setting!(map, max_concurrent_transfers, integer),

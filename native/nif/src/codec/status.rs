@@ -45,6 +45,10 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &StreamStatus) -> NifResult<T
             machine.manifest_entries.encode(env),
         ),
         (
+            atoms::rebalance_in_flight(),
+            machine.rebalance_in_flight.encode(env),
+        ),
+        (
             atoms::persisted_next_offset(),
             machine.persisted_next_offset.encode(env),
         ),

@@ -38,6 +38,7 @@ fn machine_settings(config: &Config) -> Settings {
         fragment_max_age_ms: config.fragment_max_age_ms,
         persist_threshold: config.persist_threshold,
         persist_interval_ms: config.persist_interval_ms,
+        rebalance_threshold: config.rebalance_threshold,
         max_in_flight_transfers: config.max_concurrent_transfers.saturating_mul(2).max(2),
         transfer_deadline_ms: config
             .transfer_deadline_ms
@@ -54,6 +55,8 @@ enum Task {
     GetRoot { generation: u64 },
     Transfer { generation: u64, transfer: u64 },
     PutRoot { generation: u64 },
+    PutGroup { generation: u64 },
+    GetGroup { generation: u64 },
     Delete,
 }
 
@@ -87,6 +90,14 @@ impl Task {
                 outcome: Err(failure),
             },
             Self::PutRoot { generation } => Event::RootPut {
+                generation,
+                outcome: Err(failure),
+            },
+            Self::PutGroup { generation } => Event::GroupPut {
+                generation,
+                outcome: Err(failure),
+            },
+            Self::GetGroup { generation } => Event::GroupRead {
                 generation,
                 outcome: Err(failure),
             },
@@ -342,6 +353,33 @@ impl Driver {
                 let work = self.workshop.clone().put_root(epoch, root);
                 self.spawn(Task::PutRoot { generation }, async move {
                     Done::Event(Event::RootPut {
+                        generation,
+                        outcome: work.await,
+                    })
+                });
+            }
+            Effect::PutGroup {
+                generation,
+                next_offset,
+                group,
+            } => {
+                let work = self.workshop.clone().put_group(group, next_offset);
+                self.spawn(Task::PutGroup { generation }, async move {
+                    Done::Event(Event::GroupPut {
+                        generation,
+                        outcome: work.await,
+                    })
+                });
+            }
+            Effect::GetGroup {
+                generation,
+                kind,
+                first_offset,
+                uid,
+            } => {
+                let work = self.workshop.clone().get_group(kind, first_offset, uid);
+                self.spawn(Task::GetGroup { generation }, async move {
+                    Done::Event(Event::GroupRead {
                         generation,
                         outcome: work.await,
                     })

@@ -2,6 +2,7 @@
 //!
 //! Owns names and limits of user metadata. ASCII only: other bytes are percent-encoded, and long names are cut.
 
+use log_format::manifest::Group;
 use tiering_core::fragment_assembly::FragmentPlan;
 
 use super::StreamConfig;
@@ -39,6 +40,21 @@ pub(super) fn root(
         ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
         ("epoch", epoch.to_string()),
         ("next-offset", next_offset.to_string()),
+    ]
+}
+
+/// Metadata of a group.
+pub(super) fn group(
+    stream: &StreamConfig,
+    group: &Group,
+    next_offset: u64,
+) -> Vec<(&'static str, String)> {
+    vec![
+        ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
+        ("epoch", stream.epoch.to_string()),
+        ("first-offset", group.first_offset.to_string()),
+        ("next-offset", next_offset.to_string()),
+        ("entries", group.entries.len().to_string()),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-use log_format::manifest::Root;
+use log_format::manifest::{Entry, Group, Kind, Root};
 use log_format::{crc, fragment};
 use tempfile::TempDir;
 use tiering_core::replica_reader::{Activity, Pointer};
@@ -175,19 +175,49 @@ impl World {
         Root::decode(&self.memory.object(&key).expect("stored").bytes).expect("a root")
     }
 
+    /// The fragments of a tree, from its first offset on.
+    fn leaves(&self, entries: &[Entry], floor: u64, leaves: &mut Vec<Entry>) {
+        for (number, entry) in entries.iter().enumerate() {
+            let next = entries.get(number + 1);
+            if next.is_some_and(|next| next.first_offset <= floor) {
+                continue;
+            }
+            if entry.kind == Kind::Fragment {
+                leaves.push(*entry);
+                continue;
+            }
+            let keys = &self.engine.shared().keys;
+            let key = keys.group(STREAM, entry.kind, entry.first_offset, entry.uid);
+            let object = self.memory.object(&key).expect("stored");
+            let group = Group::decode(entry.kind, &object.bytes).expect("a group");
+            assert_eq!(
+                object.metadata.get("first-offset"),
+                Some(&entry.first_offset.to_string())
+            );
+            self.leaves(&group.entries, floor, leaves);
+        }
+    }
+
     /// Every object of the manifest is, byte for byte, what the log has.
     fn assert_faithful(&self) {
         let root = self.root();
         assert_eq!(root.check(), Ok(()));
+        let mut entries = Vec::new();
+        self.leaves(&root.entries, root.first_offset, &mut entries);
+        entries.retain(|entry| entry.first_offset >= root.first_offset);
+        let total_bytes: u128 = entries
+            .iter()
+            .map(|entry| u128::from(entry.size_bytes))
+            .sum();
+        assert_eq!(total_bytes, root.total_size_bytes);
         let mut chunks = self
             .log
             .chunks
             .iter()
             .filter(|chunk| chunk.header.chunk_id >= root.first_offset)
             .peekable();
-        for (number, entry) in root.entries.iter().enumerate() {
-            let end = root
-                .entries
+        for (number, entry) in entries.iter().enumerate() {
+            let end = entries
                 .get(number + 1)
                 .map_or(root.next_offset, |entry| entry.first_offset);
             let (mut bytes, mut index, mut count) = (fragment::HEADER.to_vec(), Vec::new(), 0u32);
@@ -589,4 +619,104 @@ fn a_full_queue_is_busy_and_the_committed_state_never_is() {
     };
     assert_eq!(handle.event(state), Ok(()));
     drop(blocked);
+}
+
+/// Objects of this kind by the end of their keys.
+fn stored(world: &World, suffix: &str) -> usize {
+    let keys = world.memory.keys();
+    keys.iter().filter(|key| key.ends_with(suffix)).count()
+}
+
+fn grow(world: &mut World, stream: &Opened, fragments: usize) {
+    for _ in 0..fragments {
+        world.log.append_many(30, 700);
+        world.log.roll();
+        world.tell_committed(stream, 0);
+        world.until_persisted(stream, world.log.next_offset - 20);
+    }
+    cut_until(world, stream);
+}
+
+#[test]
+fn a_root_is_rebalanced_into_faithful_groups_whatever_fails() {
+    let mut world = World::new(|config| config.rebalance_threshold = 2);
+    for fault in [
+        Fault::panic(Operation::Put),
+        Fault::fail(Operation::Put, StoreErrorKind::Throttled),
+        Fault::lose_answer(Operation::Put, StoreErrorKind::Timeout),
+    ] {
+        world.faults.inject(fault.on("group"));
+    }
+    let stream = world.open(1);
+    grow(&mut world, &stream, 12);
+    world.until(&stream, |push| {
+        matches!(push, StreamPush::Range(_))
+            && stream.handle.status().counters.mega_groups_created > 0
+    });
+    world.assert_faithful();
+    let status = stream.handle.status();
+    assert!(
+        status.counters.groups_created >= 4 && status.counters.kilo_groups_created >= 2,
+        "{status:?}"
+    );
+    assert!(status.counters.group_failures > 0);
+    assert!(world.engine.shared().stats.groups_uploaded.get() > 0);
+    assert!(stored(&world, ".mgroup") > 0);
+
+    // A later writer goes on from it.
+    drop(stream);
+    let stream = world.open(2);
+    grow(&mut world, &stream, 4);
+    world.assert_faithful();
+}
+
+#[test]
+fn retention_takes_groups_away_with_what_they_hold() {
+    let mut world = World::new(|config| config.rebalance_threshold = 2);
+    let stream = world.open(1);
+    grow(&mut world, &stream, 12);
+    let total_bytes = u64::try_from(world.root().total_size_bytes).expect("small");
+    world.faults.inject(
+        Fault::fail(Operation::Get, StoreErrorKind::Server)
+            .on("group")
+            .times(2),
+    );
+    let half = RetentionBound {
+        max_bytes: Some(total_bytes / 2),
+        max_age_ms: None,
+    };
+    stream
+        .handle
+        .event(StreamEvent::Retention(half))
+        .expect("taken");
+    world.until(
+        &stream,
+        |push| matches!(push, StreamPush::Range(range) if range.total_size_bytes <= u128::from(total_bytes / 2)),
+    );
+    world.assert_faithful();
+    assert!(world.root().first_offset > 0);
+
+    let nothing = RetentionBound {
+        max_bytes: Some(0),
+        max_age_ms: None,
+    };
+    stream
+        .handle
+        .event(StreamEvent::Retention(nothing))
+        .expect("taken");
+    world.until(
+        &stream,
+        |push| matches!(push, StreamPush::Range(range) if range.first_offset == range.next_offset),
+    );
+    let status = stream.handle.status();
+    assert!(status.counters.groups_deleted > 3, "{status:?}");
+    // Deletions are the last thing of a persist; they are not waited for by anybody else.
+    for _ in 0..1_000 {
+        if stored(&world, "group") == 0 && stored(&world, ".fragment") == 0 {
+            return;
+        }
+        std::thread::yield_now();
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+    panic!("left behind: {:?}", world.memory.keys());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log_format::crc;
-use log_format::manifest::Root;
+use log_format::manifest::{Group, Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::replica_reader::{Failure, Pointer, StoredObject};
 
@@ -17,6 +17,9 @@ use crate::engine::Shared;
 use crate::local_log::FragmentBody;
 use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind};
 use crate::roots::{self, RootReadError};
+
+/// Ours have at most 1,024 entries; another program's threshold may be larger.
+const GROUP_BYTES_MAX: u64 = 16 << 20;
 
 /// What a piece of work needs.
 #[derive(Clone)]
@@ -105,6 +108,51 @@ impl Workshop {
         }
     }
 
+    /// Stores a group; the answer is the random part of its key.
+    pub(super) async fn put_group(
+        self,
+        group: Arc<Group>,
+        next_offset: u64,
+    ) -> Result<u32, Failure> {
+        let uid = random_uid();
+        let bytes = bytes::Bytes::from(group.encode());
+        let keys = &self.shared.keys;
+        let request = PutRequest {
+            key: keys.group(&self.stream.stream_id, group.kind, group.first_offset, uid),
+            crc32: crc::crc32(&bytes),
+            body: PutBody::Bytes(bytes),
+            metadata: metadata::group(&self.stream, &group, next_offset),
+        };
+        match self.shared.tier.put(request).await {
+            Ok(()) => {
+                self.shared.stats.groups_uploaded.increment();
+                Ok(uid)
+            }
+            Err(error) => {
+                self.shared.stats.group_upload_failures.increment();
+                Err(failure(&error))
+            }
+        }
+    }
+
+    /// Reads a group.
+    pub(super) async fn get_group(
+        self,
+        kind: Kind,
+        first_offset: u64,
+        uid: u32,
+    ) -> Result<Group, Failure> {
+        let keys = &self.shared.keys;
+        let key = keys.group(&self.stream.stream_id, kind, first_offset, uid);
+        let bytes = self
+            .shared
+            .tier
+            .get(&key, GROUP_BYTES_MAX)
+            .await
+            .map_err(|error| failure(&error))?;
+        Group::decode(kind, &bytes).map_err(|error| Failure::Corrupt(format!("{key}: {error}")))
+    }
+
     /// Deletes objects that nobody names any more. What cannot be deleted is counted and left to garbage collection.
     pub(super) async fn delete(self, objects: Vec<StoredObject>) {
         let keys: Vec<String> = objects
@@ -115,6 +163,14 @@ impl Workshop {
                         .keys
                         .fragment(&self.stream.stream_id, first_offset, uid)
                 }
+                StoredObject::Group {
+                    kind,
+                    first_offset,
+                    uid,
+                } => self
+                    .shared
+                    .keys
+                    .group(&self.stream.stream_id, kind, first_offset, uid),
                 StoredObject::Root { epoch, uid } => {
                     self.shared.keys.root(&self.stream.stream_id, epoch, uid)
                 }
