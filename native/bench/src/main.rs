@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 mod corpus;
+mod manifest;
 mod row;
 mod scan;
 mod sink;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: bench header-scan --dir DIR
        bench upload --dir DIR --endpoint URL --bucket NAME [--key K --secret S] [--against TEXT]
+       bench manifest           (1,000, 100,000 and 1,000,000 fragments)
        bench sink               (a null endpoint; prints its port)
 Prints one JSON line per row.";
 
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
                 name: option(&words, "--against").unwrap_or_else(|| "endpoint".to_owned()),
             },
         ),
+        (Some("manifest"), _) => manifest::run(),
         (Some("sink"), _) => sink::run(),
         _ => {
             eprintln!("{USAGE}");

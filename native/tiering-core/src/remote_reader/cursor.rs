@@ -150,7 +150,13 @@ impl FragmentCursor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::manifest::edit::{self, tests::plan};
+    use crate::manifest::rebalance;
 
     fn entry(first_offset: u64, kind: Kind) -> Entry {
         let timestamp = i64::try_from(first_offset).unwrap_or(i64::MAX);
@@ -316,5 +322,81 @@ mod tests {
             "another height"
         );
         cursor.provide(group(Kind::Group, &[0, 10])).expect("fits");
+    }
+
+    /// A random tree, its groups by uid, and its fragments from the first offset on with where each ends.
+    type Tree = (Arc<Root>, BTreeMap<u32, Group>, Vec<(Entry, u64)>);
+
+    fn tree(threshold: usize, lengths: &[u64], expired: usize) -> Tree {
+        let mut root = Root::empty_at(7);
+        let (mut groups, mut flat) = (BTreeMap::new(), Vec::new());
+        for (number, length) in lengths.iter().enumerate() {
+            let end_offset = root.next_offset + length;
+            let plan = plan(root.next_offset, end_offset, 100);
+            let uid = u32::try_from(number).expect("small");
+            edit::append(&mut root, &plan, uid).expect("fits");
+            flat.push((*root.entries.last().expect("appended"), end_offset));
+            while let Some(run) = rebalance::next_run(&root.entries, threshold) {
+                let group = rebalance::group_of(&root, run).expect("there");
+                let uid = 1_000 + u32::try_from(groups.len()).expect("small");
+                edit::replace(&mut root, run.position, &group, uid).expect("fits");
+                groups.insert(uid, group);
+            }
+        }
+        // Retention that has not used up the leading group.
+        let second = root
+            .entries
+            .get(1)
+            .map_or(root.next_offset, |entry| entry.first_offset);
+        flat.drain(..expired.min(flat.len() - 1));
+        if flat[0].0.first_offset < second && root.entries[0].kind != Kind::Fragment {
+            root.first_offset = flat[0].0.first_offset;
+        } else {
+            flat = Vec::new();
+        }
+        (Arc::new(root), groups, flat)
+    }
+
+    proptest! {
+        #[test]
+        fn trees_are_searched_and_walked_as_a_flat_list_is(
+            threshold in 2usize..6,
+            lengths in prop::collection::vec(1u64..5, 1..90),
+            expired in 0usize..20,
+            place in 0u64..500,
+            by_time: bool,
+        ) {
+            let (root, groups, flat) = tree(threshold, &lengths, expired);
+            prop_assume!(!flat.is_empty());
+            let place = root.first_offset + place % (root.next_offset - root.first_offset);
+            let time = i64::try_from(place).expect("small") - 2;
+            let (seek, expected) = if by_time {
+                let first = flat.iter().position(|(entry, _)| entry.last_timestamp_ms >= time);
+                (Start::Timestamp(time), first)
+            } else {
+                let first = flat.iter().position(|(entry, end)| (entry.first_offset..*end).contains(&place));
+                (Start::Offset(place), first)
+            };
+            let expected = &flat[expected.unwrap_or(flat.len())..];
+            let height = root.entries.iter().map(|entry| entry.kind.to_byte()).max().unwrap_or(0);
+            let mut cursor = FragmentCursor::new(Arc::clone(&root), seek);
+            let (mut found, mut reads, mut reads_to_first) = (Vec::new(), BTreeSet::new(), None);
+            loop {
+                match cursor.step() {
+                    Step::NeedGroup(group) => {
+                        prop_assert!(reads.insert(group.uid), "a group is read twice");
+                        cursor.provide(groups[&group.uid].clone()).expect("fits");
+                    }
+                    Step::Fragment(fragment) => {
+                        reads_to_first.get_or_insert(reads.len());
+                        found.push((fragment.first_offset, fragment.next_offset, fragment.uid));
+                    }
+                    Step::End => break,
+                }
+            }
+            let expected: Vec<_> = expected.iter().map(|(entry, end)| (entry.first_offset, *end, entry.uid)).collect();
+            prop_assert_eq!(found, expected);
+            prop_assert!(reads_to_first.unwrap_or(0) <= usize::from(height), "one path");
+        }
     }
 }
