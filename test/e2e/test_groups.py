@@ -17,7 +17,9 @@ from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
 SEGMENT = 2_000_000
-RECORDS, RECORD_BYTES = 2_000, 5_000
+RECORDS, RECORD_BYTES = 2_400, 5_000
+# Frames of twenty records, one at a time: a chunk each, and a fragment each.
+CHUNKS = {"batch": 20, "window": 0}
 HEIGHTS = {"group": b"OSIG", "kgroup": b"OSIK", "mgroup": b"OSIM"}
 
 
@@ -29,7 +31,7 @@ def s3():
 
 @pytest.fixture(scope="module")
 def broker(run_dir, s3):
-    # A hundred fragments in groups of four: two of them would not be enough for a mega-group, which holds sixty-four.
+    # A mega-group of fours holds sixty-four fragments.
     with TieredBroker(run_dir, s3, fragment_size=100_000, rebalance_threshold=4, persist_interval_ms=100) as node:
         yield node
 
@@ -61,7 +63,7 @@ def grown(broker):
     """A stream with all heights of groups, trimmed locally; with the chunks that it has."""
     with broker.client() as client:
         client.create("grown", stream_max_segment_size_bytes=SEGMENT)
-    publish(broker, "grown", RECORDS, fixed(RECORD_BYTES), batch=5)
+    publish(broker, "grown", RECORDS, fixed(RECORD_BYTES), **CHUNKS)
     broker.flush_tier("grown", RECORDS)
     broker.wait_trimmed("grown")
     return list(consume_chunks(broker, "grown", FIRST, lambda chunk: chunk.next_offset >= RECORDS))
@@ -128,7 +130,7 @@ def test_an_upload_of_a_group_that_fails_or_hangs_up_does_not_stop_the_stream(br
     s3.fault(name="refused", operation="PutObject", key=f"{stream_id}/metadata/0", status=429, count=2)
     s3.fault(name="dropped", operation="PutObject", key=f"{stream_id}/metadata/0", drop_connection=True, nth=3, count=1)
     try:
-        publish(broker, stream_name, 600, fixed(RECORD_BYTES), first=10, batch=5)
+        publish(broker, stream_name, 600, fixed(RECORD_BYTES), first=10, **CHUNKS)
         broker.flush_tier(stream_name, 610)
         wait_until(lambda: broker.stream_status(stream_name)["counters"]["groups_created"] >= 4, 30, "groups after all")
         assert s3.log(rule="refused"), "the fault did not bite"
@@ -172,7 +174,7 @@ def test_retention_expires_inside_groups_and_their_objects_go(broker, s3, grown)
     # A later writer finds the same, and goes on.
     broker.restart()
     broker.wait_leader("grown")
-    publish(broker, "grown", 100, fixed(RECORD_BYTES), first=RECORDS, batch=5)
+    publish(broker, "grown", 100, fixed(RECORD_BYTES), first=RECORDS, **CHUNKS)
     broker.flush_tier("grown", RECORDS + 100)
     wait_until(lambda: live_root(s3, broker, "grown")[2] <= limit, 30, "the rest fits again")
     assert live_root(s3, broker, "grown")[0] > first

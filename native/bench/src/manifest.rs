@@ -1,7 +1,7 @@
 //! What a manifest costs as it grows: built, persisted, searched and expired by the machines themselves, over a bucket in memory.
 //! Times are of our code alone, encoding and decoding included: the requests are counted and not waited for.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ type Failed = Box<dyn std::error::Error>;
 struct World {
     machine: ReplicaReader,
     now_ms: u64,
-    groups: HashMap<(Kind, u64, u32), Bytes>,
+    groups: BTreeMap<(Kind, u64, u32), Bytes>,
     persisted: Arc<Root>,
     revision: u64,
     last_uid: u32,
@@ -48,7 +48,7 @@ impl World {
         let mut world = Self {
             machine: ReplicaReader::new(0, settings, 1, 1),
             now_ms: 0,
-            groups: HashMap::new(),
+            groups: BTreeMap::new(),
             persisted: Arc::new(Root::empty_at(0)),
             revision: 0,
             last_uid: 0,
