@@ -257,32 +257,6 @@ pub fn drop_leading(root: &mut Root, count: usize) -> Result<Vec<Entry>, EditErr
     apply(root, edit).map_err(|_| refused)
 }
 
-/// The part of a manifest below this offset. The last fragment that is left may hold more than that: its object stays as it is.
-#[must_use]
-pub fn cut_back(root: &Root, next_offset: u64) -> Root {
-    let entries: Vec<_> = root
-        .entries
-        .iter()
-        .filter(|entry| entry.first_offset < next_offset)
-        .copied()
-        .collect();
-    if entries.is_empty() || next_offset <= root.first_offset {
-        return Root::empty_at(next_offset);
-    }
-    let dropped: u128 = root
-        .entries
-        .iter()
-        .filter(|entry| entry.first_offset >= next_offset)
-        .map(|entry| u128::from(entry.size_bytes))
-        .sum();
-    Root {
-        next_offset: next_offset.min(root.next_offset),
-        total_size_bytes: root.total_size_bytes.saturating_sub(dropped),
-        entries,
-        ..root.clone()
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

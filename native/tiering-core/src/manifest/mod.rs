@@ -2,6 +2,7 @@
 //!
 //! Owns: the one way in which a [`Root`](log_format::manifest::Root) changes. Does not own: when, and where it is stored.
 
+pub mod cut_back;
 pub mod edit;
 pub mod invariants;
 pub mod rebalance;

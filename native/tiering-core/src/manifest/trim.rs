@@ -245,4 +245,4 @@ fn unchanged(root: &Root, beginning: Beginning) -> Edit {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use log_format::manifest::Root;
 
 use super::{Effect, Recovery, ReplicaReader, StoredObject};
-use crate::manifest::edit;
 
 /// A recovery that waits: for a persist that is under way, or because the last one was not long ago.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +64,13 @@ impl ReplicaReader {
         });
     }
 
-    /// The wait of a recovery; while a persist is under way, that has its own deadlines.
+    /// The wait of a recovery; what it waits for besides has its own deadlines.
     pub(super) fn reset_deadline_ms(&self) -> Option<u64> {
         self.reset
-            .filter(|_| self.persist.is_idle())
+            .filter(|reset| match reset.kind {
+                Recovery::LocalLogAhead => self.persist.is_idle(),
+                Recovery::RemoteTierAhead => self.mutator_is_idle() && !self.opening_waits(),
+            })
             .map(|reset| reset.not_before_ms)
     }
 
@@ -77,7 +79,7 @@ impl ReplicaReader {
         if !self.persist.is_idle() {
             return;
         }
-        let Some(reset) = self.reset.take_if(|reset| reset.not_before_ms <= now_ms) else {
+        let Some(reset) = self.reset.filter(|reset| reset.not_before_ms <= now_ms) else {
             return;
         };
         // The floor may have moved on while we waited.
@@ -86,6 +88,14 @@ impl ReplicaReader {
             (Recovery::RemoteTierAhead, Some(floor)) => floor,
             (Recovery::LocalLogAhead | Recovery::RemoteTierAhead, None) => reset.floor,
         };
+        let kept = match reset.kind {
+            Recovery::LocalLogAhead => Root::empty_at(floor),
+            Recovery::RemoteTierAhead => match self.cut_back(floor) {
+                Some(root) => root,
+                None => return,
+            },
+        };
+        self.reset = None;
         let from_offset = self.manifest.next_offset;
         self.abandon_transfers();
         self.abandon_persist();
@@ -101,11 +111,15 @@ impl ReplicaReader {
                     let persisted = Arc::clone(&self.persisted);
                     self.condemn(&persisted.entries);
                 }
-                self.manifest = Root::empty_at(floor);
             }
-            Recovery::RemoteTierAhead => self.manifest = edit::cut_back(&self.persisted, floor),
+            Recovery::RemoteTierAhead => {}
         }
         self.abandon_tree();
+        self.manifest = kept;
+        // What retention had dropped in memory only may be back.
+        self.garbage
+            .retain(|object, end_offset| !super::may_name(&self.manifest, object, *end_offset));
+        self.adopted_entries = self.manifest.entries.len();
         self.diverged = true;
         self.drain.restart(Some(floor));
         self.streak.length = self.streak.length.saturating_add(1);

@@ -7,10 +7,11 @@
 
 use std::sync::Arc;
 
-use log_format::manifest::{Entry, Group, Kind};
+use log_format::manifest::{Entry, Group, Kind, Root};
 
 use super::status::ProblemKind;
 use super::{Effect, Failure, Phase, ReplicaReader, StoredObject};
+use crate::manifest::cut_back::CutBack;
 use crate::manifest::trim::{self, LeadingGroups, Look};
 use crate::manifest::{edit, rebalance};
 
@@ -20,6 +21,8 @@ const FRESH_MAX: usize = 4;
 const GARBAGE_MAX: usize = 2_048;
 /// Failures in a row that are a problem, if each could pass by itself.
 const PASSING_IS_A_PROBLEM_AFTER: u32 = 3;
+/// Tries to read a group that is not there, or not what it should be, before what it holds is given up.
+const OPENING_TRIES_MAX: u32 = 8;
 /// Tries to read a group that is to be cleared away; then it is left to garbage collection.
 const CLEARING_TRIES_MAX: u32 = 8;
 
@@ -60,6 +63,7 @@ enum Work {
     Put { position: usize, group: Arc<Group> },
     Descend { entry: Entry },
     Clear,
+    Open { entry: Entry },
 }
 
 #[derive(Debug)]
@@ -106,6 +110,9 @@ pub(super) struct Tree {
     put: Retry,
     descent: Retry,
     clearing: Retry,
+    opening: Retry,
+    /// The persisted manifest, being cut back to where the local log starts.
+    cutting: Option<(Arc<Root>, CutBack)>,
     leading: LeadingGroups,
     fresh: Vec<Fresh>,
     /// Until the persist that replaces their manifest.
@@ -175,7 +182,12 @@ impl ReplicaReader {
         if let Some(under_way) = &self.tree.under_way {
             return Some(under_way.deadline_ms);
         }
-        let retries = [&self.tree.put, &self.tree.descent, &self.tree.clearing];
+        let retries = [
+            &self.tree.put,
+            &self.tree.descent,
+            &self.tree.clearing,
+            &self.tree.opening,
+        ];
         let next = retries.into_iter().filter_map(|retry| retry.at_ms).min();
         next.filter(|_| self.persist.is_idle())
     }
@@ -183,6 +195,11 @@ impl ReplicaReader {
     /// Whether retention inside groups waits to read one again.
     pub(super) fn descent_waits(&self) -> bool {
         self.tree.descent.at_ms.is_some()
+    }
+
+    /// Whether a recovery waits to read a group again.
+    pub(super) fn opening_waits(&self) -> bool {
+        self.tree.opening.at_ms.is_some()
     }
 
     /// Whether so much waits for its deletion that retention waits for a persist.
@@ -372,6 +389,10 @@ impl ReplicaReader {
                 ..
             }) => self.descended(entry, outcome),
             Some(UnderWay {
+                work: Work::Open { entry },
+                ..
+            }) => self.opened_for_cut(entry, outcome),
+            Some(UnderWay {
                 work: Work::Clear, ..
             }) => self.opened(outcome),
             Some(_) | None => {}
@@ -417,8 +438,71 @@ impl ReplicaReader {
     }
 
     fn group_problem_is_over(&mut self) {
-        if self.tree.put.failures == 0 && self.tree.descent.failures == 0 {
+        let tree = &self.tree;
+        if [&tree.put, &tree.descent, &tree.opening]
+            .iter()
+            .all(|retry| retry.failures == 0)
+        {
             self.problems.clear(ProblemKind::Group);
+        }
+    }
+
+    // Cutting back.
+
+    /// The persisted manifest below this offset; `None` while a group has to be read for that.
+    pub(super) fn cut_back(&mut self, next_offset: u64) -> Option<Root> {
+        if !self.tree.is_idle() {
+            return None;
+        }
+        let persisted = Arc::clone(&self.persisted);
+        let (_, mut cut) = self
+            .tree
+            .cutting
+            .take()
+            .filter(|(of, cut)| Arc::ptr_eq(of, &persisted) && cut.next_offset() == next_offset)
+            .unwrap_or_else(|| {
+                let cut = CutBack::new(&persisted, next_offset);
+                (Arc::clone(&persisted), cut)
+            });
+        match cut.step() {
+            Ok(root) => Some(root),
+            // Its records cannot be had, and what is in front of them does not meet the local log.
+            Err(_) if self.tree.opening.failures > OPENING_TRIES_MAX => {
+                Some(Root::empty_at(next_offset))
+            }
+            Err(entry) => {
+                self.tree.cutting = Some((persisted, cut));
+                if !self.tree.opening.waits(self.now_ms) {
+                    self.tree.opening.at_ms = None;
+                    self.read_group(Work::Open { entry }, &entry);
+                }
+                None
+            }
+        }
+    }
+
+    fn opened_for_cut(&mut self, entry: Entry, outcome: Result<Group, Failure>) {
+        let Some((_, cut)) = &mut self.tree.cutting else {
+            return;
+        };
+        let outcome = outcome.and_then(|group| {
+            let opened = cut.open(&group);
+            opened.map_err(|text| Failure::Corrupt(text.to_owned()))
+        });
+        match outcome {
+            Ok(()) => {
+                self.tree.opening = Retry::default();
+                self.group_problem_is_over();
+            }
+            Err(failure) => {
+                let before = self.tree.opening.failures;
+                let text = format!("group at offset {} is not readable", entry.first_offset);
+                self.group_failed(|tree| &mut tree.opening, &text, &failure);
+                // What may pass is waited for as long as it takes.
+                if matches!(failure, Failure::Transient(_) | Failure::Stalled(_)) {
+                    self.tree.opening.failures = before.saturating_add(1).min(OPENING_TRIES_MAX);
+                }
+            }
         }
     }
 

@@ -125,8 +125,28 @@ impl Forest {
         left
     }
 
+    /// Lets the oldest fragments expire, as far as the list goes.
+    pub(crate) fn expire(&mut self, count: usize) {
+        let left: u64 = self
+            .flat
+            .iter()
+            .skip(count)
+            .map(|entry| entry.size_bytes)
+            .sum();
+        // Fragments of no bytes would go with their predecessors or not, as they like.
+        if self.flat.iter().all(|entry| entry.size_bytes > 0) {
+            let durable = self.root.next_offset;
+            self.retain(bytes(left), None, durable);
+        }
+    }
+
     /// The fragments that the tree holds, from its first offset on.
     pub(crate) fn leaves(&self) -> Vec<Entry> {
+        self.leaves_of(&self.root)
+    }
+
+    /// The fragments that another root over the same groups holds.
+    pub(crate) fn leaves_of(&self, root: &Root) -> Vec<Entry> {
         fn walk(forest: &Forest, entries: &[Entry], leaves: &mut Vec<Entry>) {
             for entry in entries {
                 match entry.kind {
@@ -136,8 +156,8 @@ impl Forest {
             }
         }
         let mut leaves = Vec::new();
-        walk(self, &self.root.entries, &mut leaves);
-        leaves.retain(|leaf| leaf.first_offset >= self.root.first_offset);
+        walk(self, &root.entries, &mut leaves);
+        leaves.retain(|leaf| leaf.first_offset >= root.first_offset);
         leaves
     }
 

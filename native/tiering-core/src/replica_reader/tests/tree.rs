@@ -812,3 +812,71 @@ fn persist_is_not_starved_by_rebalances_that_follow_each_other() {
         rig.persist_as(1_000 + round);
     }
 }
+
+#[test]
+fn a_log_that_lost_its_end_opens_the_groups_that_reach_past_it_and_keeps_what_is_in_front() {
+    let (root, groups) = grown();
+    let mut rig = Rig::resumed(&root);
+    rig.committed(30, 25);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 25,
+        local_next_offset: 40,
+    });
+    assert_eq!(
+        rig.get_group(Ok(groups[0].clone())),
+        group_object(Kind::KiloGroup, 0, 200)
+    );
+    rig.get_group(Err(transient()));
+    assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 0);
+    rig.wait_until_due();
+    assert_eq!(
+        rig.get_group(Ok(groups[2].clone())),
+        group_object(Kind::Group, 20, 102)
+    );
+    assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 1);
+    let root = rig.persist_as(100);
+    let kept: Vec<_> = root
+        .entries
+        .iter()
+        .map(|entry| (entry.kind, entry.first_offset))
+        .collect();
+    assert_eq!(kept, [(Kind::Group, 0), (Kind::Fragment, 20)]);
+    assert_eq!((root.next_offset, root.total_size_bytes), (25, 30));
+    assert_eq!(rig.take_deleted(), [root_object(70)]);
+}
+
+#[test]
+fn a_log_that_lost_its_end_does_not_wait_for_ever_for_a_group_that_is_gone() {
+    let (root, _) = grown();
+    let mut rig = Rig::resumed(&root);
+    rig.committed(30, 25);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 25,
+        local_next_offset: 40,
+    });
+    for _ in 0..8 {
+        rig.get_group(Err(Failure::NotFound("gone".to_owned())));
+        assert_eq!(rig.problem_now(), Some("group"));
+        rig.wait_until_due();
+    }
+    rig.get_group(Err(Failure::NotFound("gone".to_owned())));
+    rig.wait_until_due();
+    assert_eq!(rig.problem_now(), None);
+    assert_eq!(*rig.persist_as(100), Root::empty_at(25));
+}
+
+#[test]
+fn what_was_dropped_in_memory_only_and_is_back_after_a_recovery_is_not_deleted() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.send(bytes(15));
+    assert_eq!(rig.machine.status().manifest_first_offset, 20);
+    rig.send(Event::RetentionChanged(RetentionBound::default()));
+    rig.committed(30, 25);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 25,
+        local_next_offset: 39,
+    });
+    let root = rig.persist_as(100);
+    assert_eq!((root.first_offset, root.next_offset), (0, 25));
+    assert_eq!(rig.take_deleted(), [root_object(70)]);
+}
