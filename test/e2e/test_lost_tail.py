@@ -21,8 +21,12 @@ def s3():
         yield server
 
 
-def test_lost_tail(run_dir, s3):
-    broker = TieredBroker(run_dir, s3, fragment_size=1_000_000, persist_interval_ms=100).start()
+@pytest.mark.parametrize("threshold", [1024, 2])
+def test_lost_tail(run_dir, s3, threshold):
+    """Also with a manifest of groups, which have to be opened for it."""
+    broker = TieredBroker(
+        run_dir, s3, fragment_size=1_000_000, persist_interval_ms=100, rebalance_threshold=threshold
+    ).start()
     with broker.client() as client:
         client.create("tail", stream_max_segment_size_bytes=4_000_000)
     publish(broker, "tail", 300, SIZE, batch=5, window=10)

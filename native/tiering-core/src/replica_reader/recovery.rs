@@ -121,13 +121,15 @@ impl ReplicaReader {
             .retain(|object, end_offset| !super::may_name(&self.manifest, object, *end_offset));
         self.adopted_entries = self.manifest.entries.len();
         self.diverged = true;
-        self.drain.restart(Some(floor));
+        // Where the manifest ends now. If the local log has moved on past that meanwhile, the next scan says so.
+        let to_offset = self.manifest.next_offset;
+        self.drain.restart(Some(to_offset));
         self.streak.length = self.streak.length.saturating_add(1);
         self.streak.last_ms = Some(now_ms);
         self.effects.push_back(Effect::Recovered {
             kind: reset.kind,
             from_offset,
-            to_offset: floor,
+            to_offset,
         });
         match reset.kind {
             Recovery::LocalLogAhead => {

@@ -331,3 +331,40 @@ fn no_scan_and_no_age_cut_while_a_recovery_waits() {
         .all(|effect| matches!(effect, Effect::PutRoot { .. }));
     assert!(busy, "{:?}", rig.effects);
 }
+
+#[test]
+fn a_local_log_that_moves_past_the_manifest_while_a_recovery_waits_leaves_no_hole() {
+    let mut rig = Rig::with_two_fragments();
+    let Effect::PutRoot { generation, .. } = rig.next() else {
+        panic!()
+    };
+    rig.committed(50, 0);
+    rig.end_scan(ScanEnd::RemoteAhead {
+        local_first_offset: 0,
+        local_next_offset: 30,
+    });
+    // The recovery waits for the persist; meanwhile the log grows and is trimmed.
+    rig.committed(200, 100);
+    rig.send(Event::RootPut {
+        generation,
+        outcome: Ok(100),
+    });
+    rig.commit((100, 0), CommitOutcome::Committed { revision: 1 });
+    rig.published();
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 40);
+    rig.published();
+    rig.send(Event::Tick);
+    // What was committed up to 100 is gone: that is another recovery, and it says so.
+    assert_eq!(rig.machine.status().manifest_next_offset, 40);
+    rig.put_root(Ok(101));
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    while !rig
+        .effects
+        .iter()
+        .any(|effect| matches!(effect, Effect::Recovered { .. }))
+    {
+        rig.wait_until_due();
+    }
+    assert_eq!(rig.machine.status().manifest_next_offset, 100);
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 1);
+}
