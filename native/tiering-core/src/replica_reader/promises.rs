@@ -1,7 +1,7 @@
 //! What must hold of every single effect and of every step, one predicate per named invariant. [`invariants`](super::invariants)
 //! looks at a machine that rests; this looks at what it does. Tests and the simulator assert both.
 
-use log_format::manifest::Kind;
+use log_format::manifest::Entry;
 
 use super::{Anchor, Effect, Phase, ReplicaReader, StoredObject};
 
@@ -32,18 +32,16 @@ pub fn deletion_set(machine: &ReplicaReader, effect: &Effect) -> bool {
         return true;
     };
     let named = |object: &StoredObject| {
-        if let StoredObject::Fragment { first_offset, uid } = object {
-            let entries = [&machine.persisted.entries, &machine.manifest.entries];
-            entries.into_iter().flatten().any(|entry| {
-                (entry.kind, entry.first_offset, entry.uid) == (Kind::Fragment, *first_offset, *uid)
-            })
-        } else if let StoredObject::Root { epoch, uid } = object {
-            machine
+        if let StoredObject::Root { epoch, uid } = object {
+            return machine
                 .pointer
-                .is_some_and(|pointer| (pointer.epoch, pointer.uid) == (*epoch, *uid))
-        } else {
-            false
+                .is_some_and(|pointer| (pointer.epoch, pointer.uid) == (*epoch, *uid));
         }
+        let entries = [&machine.persisted.entries, &machine.manifest.entries];
+        entries
+            .into_iter()
+            .flatten()
+            .any(|entry| StoredObject::of(entry) == *object)
     };
     !objects.iter().any(named)
 }
@@ -56,8 +54,16 @@ pub fn durability(machine: &ReplicaReader, effect: &Effect) -> bool {
         return true;
     };
     let persisted = *root == machine.persisted;
+    // What is left names what the persisted manifest names, or what is in one of its groups.
+    let known = |entry: &Entry| {
+        let entries = &machine.persisted.entries;
+        let after = entries.partition_point(|known| known.first_offset <= entry.first_offset);
+        let holder = after.checked_sub(1).and_then(|at| entries.get(at));
+        holder.is_some_and(|holder| holder == entry || holder.kind > entry.kind)
+    };
     let says_less = root.next_offset <= machine.persisted.next_offset
-        && machine.persisted.entries.starts_with(&root.entries);
+        && root.first_offset == machine.persisted.first_offset
+        && root.entries.iter().all(known);
     let left_over = root.is_empty() || says_less;
     *revision == machine.revision() && (persisted || machine.diverged && left_over)
 }
@@ -80,7 +86,9 @@ pub fn epoch_monotonicity(machine: &ReplicaReader, effect: &Effect) -> bool {
 #[must_use]
 pub fn anchor_ordering(machine: &ReplicaReader, effect: &Effect) -> bool {
     match effect {
-        Effect::Transfer { .. } | Effect::PutRoot { .. } => machine.anchor == Anchor::Done,
+        Effect::Transfer { .. } | Effect::PutRoot { .. } | Effect::PutGroup { .. } => {
+            machine.anchor == Anchor::Done
+        }
         _ => true,
     }
 }
@@ -103,6 +111,7 @@ pub fn nothing_after_the_end(machine: &ReplicaReader, effect: &Effect) -> bool {
         effect,
         Effect::Transfer { .. }
             | Effect::PutRoot { .. }
+            | Effect::PutGroup { .. }
             | Effect::CommitPointer { .. }
             | Effect::WriteAnchor { .. }
     );
@@ -115,6 +124,7 @@ pub struct Mark {
     persisted: (u64, u64),
     revision: u64,
     diverged: bool,
+    resolving: bool,
 }
 
 impl Mark {
@@ -128,15 +138,17 @@ impl Mark {
             ),
             revision: machine.revision(),
             diverged: machine.diverged,
+            resolving: matches!(machine.phase, Phase::Resolving(_)),
         }
     }
 
-    /// Prefix monotonicity over time: the pointer's revision never goes back; what is persisted neither, but for a recovery.
+    /// Prefix monotonicity over time: the pointer's revision never goes back; what is persisted neither, but for a recovery:
+    /// one of this machine, or one that it finds when it resolves (also its own, whose commit had an unknown outcome).
     #[must_use]
     pub fn still_holds(&self, machine: &ReplicaReader) -> bool {
         let now = Self::of(machine);
         let forward = now.persisted.0 >= self.persisted.0 && now.persisted.1 >= self.persisted.1;
-        let recovered = self.diverged || now.diverged;
+        let recovered = self.diverged || now.diverged || self.resolving;
         now.revision >= self.revision && (forward || recovered)
     }
 }

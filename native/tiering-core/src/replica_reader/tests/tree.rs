@@ -671,11 +671,10 @@ fn groups_that_a_lost_race_left_behind_are_deleted_with_what_they_hold() {
     rig.commit((101, 7), CommitOutcome::Conflict);
     rig.cancelled();
     rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 55, 8)));
-    rig.answer_root(Ok(root_of(0, &[20])));
+    rig.answer_root(Ok(root_of(0, &[20, 20])));
     rig.published();
     rig.drain(60, 0);
     rig.upload(6);
-    rig.upload(7);
     rig.put_group(Ok(51));
     rig.persist_as(103);
     let deleted = rig.take_deleted();
