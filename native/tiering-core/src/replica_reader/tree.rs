@@ -15,16 +15,17 @@ use crate::manifest::cut_back::CutBack;
 use crate::manifest::trim::{self, LeadingGroups, Look};
 use crate::manifest::{edit, rebalance};
 
+mod clearing;
+mod opening;
+
+use clearing::Condemned;
+
 /// Groups that may wait for a persist: they are kept in memory until then, to be cleared away if it never comes.
 const FRESH_MAX: usize = 4;
 /// Objects that may wait for the persist that no longer names them before retention goes on.
 const GARBAGE_MAX: usize = 2_048;
 /// Failures in a row that are a problem, if each could pass by itself.
 const PASSING_IS_A_PROBLEM_AFTER: u32 = 3;
-/// Tries to read a group that is not there, or not what it should be, before what it holds is given up.
-const OPENING_TRIES_MAX: u32 = 8;
-/// Tries to read a group that is to be cleared away; then it is left to garbage collection.
-const CLEARING_TRIES_MAX: u32 = 8;
 
 /// Who may change the manifest, in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -92,14 +93,6 @@ pub(super) struct Fresh {
     pub(super) entry: Entry,
     pub(super) group: Arc<Group>,
     end_offset: u64,
-}
-
-/// A group of a manifest that is no more.
-#[derive(Debug)]
-struct Condemned {
-    entry: Entry,
-    /// What it holds is on the list, too; it goes when that is gone.
-    opened: bool,
 }
 
 /// See the module's page.
@@ -447,128 +440,6 @@ impl ReplicaReader {
         }
     }
 
-    // Cutting back.
-
-    /// The persisted manifest below this offset; `None` while a group has to be read for that.
-    pub(super) fn cut_back(&mut self, next_offset: u64) -> Option<Root> {
-        if !self.tree.is_idle() {
-            return None;
-        }
-        let persisted = Arc::clone(&self.persisted);
-        let (_, mut cut) = self
-            .tree
-            .cutting
-            .take()
-            .filter(|(of, cut)| Arc::ptr_eq(of, &persisted) && cut.next_offset() == next_offset)
-            .unwrap_or_else(|| {
-                let cut = CutBack::new(&persisted, next_offset);
-                (Arc::clone(&persisted), cut)
-            });
-        match cut.step() {
-            Ok(root) => Some(root),
-            // Its records cannot be had, and what is in front of them does not meet the local log.
-            Err(_) if self.tree.opening.failures > OPENING_TRIES_MAX => {
-                Some(Root::empty_at(next_offset))
-            }
-            Err(entry) => {
-                self.tree.cutting = Some((persisted, cut));
-                if !self.tree.opening.waits(self.now_ms) {
-                    self.tree.opening.at_ms = None;
-                    self.read_group(Work::Open { entry }, &entry);
-                }
-                None
-            }
-        }
-    }
-
-    fn opened_for_cut(&mut self, entry: Entry, outcome: Result<Group, Failure>) {
-        let Some((_, cut)) = &mut self.tree.cutting else {
-            return;
-        };
-        let outcome = outcome.and_then(|group| {
-            let opened = cut.open(&group);
-            opened.map_err(|text| Failure::Corrupt(text.to_owned()))
-        });
-        match outcome {
-            Ok(()) => {
-                self.tree.opening = Retry::default();
-                self.group_problem_is_over();
-            }
-            Err(failure) => {
-                let before = self.tree.opening.failures;
-                let text = format!("group at offset {} is not readable", entry.first_offset);
-                self.group_failed(|tree| &mut tree.opening, &text, &failure);
-                // What may pass is waited for as long as it takes.
-                if matches!(failure, Failure::Transient(_) | Failure::Stalled(_)) {
-                    self.tree.opening.failures = before.saturating_add(1).min(OPENING_TRIES_MAX);
-                }
-            }
-        }
-    }
-
-    // Clearing away.
-
-    fn maybe_clear(&mut self) -> Taken {
-        let Some(Condemned { entry, opened }) = self.tree.to_clear.last() else {
-            self.tree.clearing = Retry::default();
-            return Taken::Not;
-        };
-        if *opened {
-            let object = StoredObject::of(entry);
-            self.tree.to_clear.pop();
-            self.delete(vec![object]);
-            return Taken::Done;
-        }
-        if self.tree.clearing.waits(self.now_ms) {
-            return Taken::Not;
-        }
-        self.tree.clearing.at_ms = None;
-        let entry = *entry;
-        self.read_group(Work::Clear, &entry)
-    }
-
-    /// What a condemned group holds is known. Its own object goes last: whatever is left over is still found by way of it.
-    fn opened(&mut self, outcome: Result<Group, Failure>) {
-        let Some(condemned) = self.tree.to_clear.last_mut() else {
-            return;
-        };
-        let entry = condemned.entry;
-        match outcome {
-            Ok(group) if trim::check(&entry, &group).is_ok() => {
-                self.tree.clearing = Retry::default();
-                if entry.kind == Kind::Group {
-                    self.tree.to_clear.pop();
-                    let mut objects: Vec<_> = group.entries.iter().map(StoredObject::of).collect();
-                    objects.push(StoredObject::of(&entry));
-                    self.delete(objects);
-                } else {
-                    condemned.opened = true;
-                    let children = group.entries.iter().rev().map(|entry| Condemned {
-                        entry: *entry,
-                        opened: false,
-                    });
-                    self.tree.to_clear.extend(children);
-                }
-            }
-            Err(Failure::Transient(_) | Failure::Stalled(_))
-                if self.tree.clearing.failures < CLEARING_TRIES_MAX =>
-            {
-                self.counters.group_failures += 1;
-                let doublings = self.tree.clearing.failures;
-                let delay_ms = self
-                    .chance
-                    .jitter(self.settings.retry.control.delay_ms(doublings));
-                self.tree.clearing.failures += 1;
-                self.tree.clearing.at_ms = Some(self.now_ms.saturating_add(delay_ms.max(1)));
-            }
-            // Gone already, or not to be had: garbage collection finds the rest.
-            Ok(_) | Err(_) => {
-                self.tree.to_clear.pop();
-                self.tree.clearing = Retry::default();
-            }
-        }
-    }
-
     pub(super) fn delete(&mut self, objects: Vec<StoredObject>) {
         if objects.is_empty() {
             return;
@@ -598,17 +469,6 @@ impl ReplicaReader {
         let lost = || Failure::Stalled("no answer in time".to_owned());
         self.on_group_put(ticket, Err(lost()));
         self.on_group_read(ticket, Err(lost()));
-    }
-
-    /// The groups of the manifest are being replaced; they go once that is persisted.
-    pub(super) fn condemn(&mut self, entries: &[Entry]) {
-        let groups = entries.iter().filter(|entry| entry.kind != Kind::Fragment);
-        self.tree.condemned.extend(groups);
-    }
-
-    /// What was condemned may be named by what is resolved now.
-    pub(super) fn pardon(&mut self) {
-        self.tree.condemned.clear();
     }
 
     /// A persist has gone through: groups made before it are durable, and groups that it replaced are nobody's.
