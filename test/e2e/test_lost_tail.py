@@ -11,6 +11,7 @@ from stream_s3_e2e.records import fixed, verify
 from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import at_offset
 from stream_s3_e2e.tiered import TieredBroker
+from stream_s3_e2e.wait import wait_until
 
 SIZE = fixed(50_000)
 
@@ -29,7 +30,8 @@ def test_lost_tail(run_dir, s3, threshold):
     ).start()
     with broker.client() as client:
         client.create("tail", stream_max_segment_size_bytes=4_000_000)
-    publish(broker, "tail", 300, SIZE, batch=5, window=10)
+    # Small chunks, so that half of a segment has some, also if only the last segment is left.
+    publish(broker, "tail", 300, SIZE, batch=5, window=0)
     broker.flush_tier("tail", 300)
     broker.wait_trimmed("tail")
     first_local = broker.segments("tail")[0][0]
@@ -46,7 +48,10 @@ def test_lost_tail(run_dir, s3, threshold):
     broker.start()
     broker.wait_leader("tail")
     with broker.client() as client:
-        survived = client.stats("tail")["committed_chunk_id"]
+        # A writer that has just started has committed nothing yet.
+        committed = lambda: client.stats("tail")["committed_chunk_id"]  # noqa: E731
+        wait_until(lambda: committed() >= 0, 30, "the log is committed")
+        survived = committed()
     assert first_local <= survived < 300, "the log lost nothing, or everything"
     chunk_records = next(c.num_records for c in tail_chunk(broker, survived))
     resumed = survived + chunk_records
