@@ -124,7 +124,8 @@ first_of_both(State, Local, Key) ->
         {ok, #{first_offset := Same, next_offset := Same}} -> Local;
         {ok, #{Key := Remote}} -> min(Local, Remote);
         {ok, pending} -> 0;
-        none -> Local
+        %% Nobody has announced it yet, as at the start of the node.
+        none -> 0
     end.
 
 range({ok, StreamId}) ->

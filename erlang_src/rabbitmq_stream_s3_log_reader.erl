@@ -63,7 +63,7 @@ init_offset_reader(Spec, Context) ->
     case tiered(Context) of
         false ->
             osiris_log:init_offset_reader(Spec, stock(Context));
-        {true, _, StreamId} ->
+        {true, StreamId} ->
             #reader{count = Count} = Reader0 = new(StreamId, Context),
             case open(Spec, Reader0, local_first(Reader0), ?SPEC:deadline(), ?OPEN_ATTEMPTS) of
                 {ok, Reader} ->
@@ -81,17 +81,17 @@ resolve_offset_spec(Spec, Context) ->
     case tiered(Context) of
         false ->
             osiris_log:resolve_offset_spec(Spec, stock(Context));
-        {true, Engine, StreamId} ->
+        {true, StreamId} ->
             Deadline = ?SPEC:deadline(),
             #{shared := Shared} = Context,
             First = osiris_log_shared:first_chunk_id(Shared),
-            case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
+            case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
                 {local, LocalSpec} ->
                     osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
                 {remote, Start} ->
                     Committed = osiris_log_shared:committed_chunk_id(Shared),
                     At = ?SPEC:start(Spec, Start),
-                    ?SPEC:chunk_id(Engine, StreamId, At, Committed, Deadline);
+                    ?SPEC:chunk_id(StreamId, At, Committed, Deadline);
                 {error, _} = Error ->
                     Error
             end
@@ -118,7 +118,7 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
                 options => #{transport => Transport, chunk_selector => Selector}
             },
             case tiered(Context) of
-                {true, _, StreamId} ->
+                {true, StreamId} ->
                     Reader = new(StreamId, Context, Counter, CounterId, Filter),
                     {ok, {?MODULE, Reader#reader{tier = {local, Inner}}}};
                 false ->
@@ -128,15 +128,19 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
             false
     end.
 
-tiered(#{name := Name}) ->
+%% Whoever gets here came through a hook that is attached. Without an engine nothing is known, and
+%% neither is it of a member that has not been announced; both are for a moment, and neither means
+%% that the local log is all that there is.
+tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            false;
+            {true, StreamId};
         Engine ->
-            case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
-                none -> false;
-                _ -> {true, Engine, StreamId}
+            Known = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) =/= none,
+            case Known orelse rabbitmq_stream_s3_osiris:has_member(Shared) of
+                true -> {true, StreamId};
+                false -> false
             end
     end.
 
@@ -179,8 +183,7 @@ stock(Context) ->
 open(_, _, _, _, 0) ->
     {error, retries_exhausted};
 open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
-    Engine = persistent_term:get(?ENGINE, undefined),
-    case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
+    case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
         {remote, Start} ->
             open_remote(?SPEC:start(Spec, Start), Start, Reader);
         {local, LocalSpec} ->
@@ -189,7 +192,7 @@ open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadl
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
                     Landed = osiris_log:next_offset(Log),
-                    case ?SPEC:route(Engine, StreamId, Spec, Shared, Landed, Deadline) of
+                    case ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline) of
                         {local, _} ->
                             {ok, Reader#reader{tier = {local, Log}}};
                         _ ->
@@ -511,10 +514,20 @@ fits(_, Next, Reader) ->
             end
     end.
 
-remote_range(#reader{stream_id = StreamId}) ->
+remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
     case persistent_term:get(?ENGINE, undefined) of
-        undefined -> {error, closed};
-        Engine -> rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId)
+        undefined ->
+            {error, closed};
+        Engine ->
+            case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+                none ->
+                    case rabbitmq_stream_s3_osiris:has_member(Shared) of
+                        true -> pending;
+                        false -> none
+                    end;
+                Known ->
+                    Known
+            end
     end.
 
 local_first(#reader{shared = Shared}) ->

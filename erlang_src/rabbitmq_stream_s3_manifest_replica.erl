@@ -27,6 +27,7 @@ compares with the metadata store.
     range/1,
     put/2,
     mark_pending/1,
+    mark_members/0,
     reset/1,
     forget/1,
     streams/0,
@@ -86,6 +87,18 @@ mark_pending(StreamId) ->
         error:badarg -> ok
     end,
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end).
+
+-doc "As mark_pending/1, for every member whose log is open now; the reconciler comes later.".
+-spec mark_members() -> ok.
+mark_members() ->
+    lists:foreach(
+        fun({_Pid, Directory, Name, _Shared, _Reference}) ->
+            StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+            ok = register_dir(Directory, StreamId),
+            ok = mark_pending(StreamId)
+        end,
+        rabbitmq_stream_s3_osiris:members()
+    ).
 
 -doc "Pending, whatever was known.".
 -spec reset(stream_id()) -> ok.

@@ -157,7 +157,8 @@ tracking_looks_at_both_tiers() ->
     ?assertEqual({10, 1000}, Firsts()),
     ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range#{first_offset := 40}}),
     ?assertEqual({50, 5000}, Firsts()),
+    %% At the start of a node a log may open before anybody can be told of it.
     ets:delete(?MANIFEST_CACHE, <<"tracking">>),
-    ?assertEqual({50, 5000}, Firsts()),
+    ?assertEqual({0, 0}, Firsts()),
     ok = rabbitmq_stream_s3_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).

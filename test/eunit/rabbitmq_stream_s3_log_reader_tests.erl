@@ -37,6 +37,8 @@ log_reader_test_() ->
             fun attaches_where_the_offset_is/0,
             fun waits_a_bounded_time_for_the_manifest/0,
             fun needs_no_manifest_for_a_log_that_is_all_here/0,
+            fun a_member_that_nobody_has_announced_is_waited_for/0,
+            fun no_engine_does_not_mean_not_tiered/0,
             fun resolves_specs/0,
             fun counts_once/0,
             fun outlives_the_code_of_the_plugin/0,
@@ -365,7 +367,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     uploaded(20, Log),
     {First, Reader1} = take(3, open(How, first, Log)),
     3 = ?LOG:trim(20, Log),
-    ok = ?NIF:forget(?LOG:stream_id(Log)),
+    _ = ?NIF:forget(?LOG:stream_id(Log)),
     Reader2 = asked_as_its_owner_does(Reader1),
     ?NIF:put(?LOG:stream_id(Log), {0, 20}, Uploaded),
     {Rest, Reader3} = all(Reader2),
@@ -376,7 +378,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     uploaded(0, Stock),
     {_, Reader4} = take(3, open(How, first, Stock)),
     3 = ?LOG:trim(24, Stock),
-    ok = ?NIF:forget(?LOG:stream_id(Stock)),
+    _ = ?NIF:forget(?LOG:stream_id(Stock)),
     ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 0),
     {end_of_stream, Reader5} = next(Reader4),
     {Chunks, Reader6} = all(Reader5),
@@ -677,6 +679,60 @@ needs_no_manifest_for_a_log_that_is_all_here() ->
             {first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}
         ]
     ].
+
+%% At the start of a node: its stream has been trimmed, and nobody knows of it yet.
+a_member_that_nobody_has_announced_is_waited_for() ->
+    Log = ?LOG:append(9, ?LOG:new("unannounced")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    StreamId = ?LOG:stream_id(Log),
+    Chunks = ?NIF:forget(StreamId),
+    ok = cached(Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    ?assertEqual(pending, ?NIF:manifest_range(double, StreamId)),
+    close(open(chunk_iterator, last, Log)),
+    ok = ?NIF:put(StreamId, {0, 18}, Chunks),
+    {ok, State} = Open(),
+    ?assertEqual(0, osiris_log:next_offset(State)),
+    ok = osiris_log:close(State),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
+    true = ets:delete(osiris_reader_context_cache, self()).
+
+no_engine_does_not_mean_not_tiered() ->
+    Log = ?LOG:append(9, ?LOG:new("no_engine")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Engine = persistent_term:get({rabbitmq_stream_s3, engine}),
+    persistent_term:erase({rabbitmq_stream_s3, engine}),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    [close(open(chunk_iterator, Spec, Log)) || Spec <- [last, next, 13]],
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
+    Self = self(),
+    {_, Monitor} = spawn_monitor(fun() ->
+        Self ! opening,
+        {ok, State} = Open(),
+        0 = osiris_log:next_offset(State),
+        ok = osiris_log:close(State)
+    end),
+    receive
+        opening -> ok
+    end,
+    persistent_term:put({rabbitmq_stream_s3, engine}, Engine),
+    receive
+        {'DOWN', Monitor, process, _, Reason} -> ?assertEqual(normal, Reason)
+    end,
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+cached(Log) ->
+    #{dir := Dir, name := Name, shared := Shared, reference := Ref} = ?LOG:context(#{}, Log),
+    Cache = osiris_reader_context_cache,
+    _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
+    true = ets:insert(Cache, {self(), Dir, Name, Shared, Ref, fun(_) -> ok end}),
+    ok.
 
 wait_for_waiter() ->
     case ets:match(?NIF, {{await, '$1'}, '_', '_'}) of

@@ -70,8 +70,8 @@ put(StreamId, Range, Chunks) ->
     ok.
 
 forget(StreamId) ->
-    true = ets:delete(?TABLE, {stream, StreamId}),
-    ok.
+    [{_, _, Chunks}] = ets:take(?TABLE, {stream, StreamId}),
+    Chunks.
 
 %% How many reads to answer with wait.
 stall(Reads) ->
@@ -117,6 +117,7 @@ manifest_await(_, Pid, Ref, StreamId) ->
 route(_, StreamId, Spec, LocalFirst, LocalNext) ->
     case {manifest_range(double, StreamId), Spec} of
         {pending, _} -> pending;
+        {none, _} -> pending;
         {_, last} -> {local, last};
         {_, next} -> {local, next};
         {_, {offset, N}} when LocalFirst >= 0, N >= LocalFirst -> {local, Spec};

@@ -5,7 +5,7 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_forget/2, manifest_resolve/5]).
--export([get_consistent/1, list/0, evaluate_local_retention/1]).
+-export([get_consistent/1, list/0, evaluate_local_retention/1, stream_id/1]).
 
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
 -define(ID, <<"stream">>).
@@ -14,6 +14,7 @@ replica_test_() ->
     {foreach, fun start/0, fun stop/1,
         patient([
             {"a new acceptor: pointer, manifest, row, retention", fun registers/0},
+            {"what is open when the plugin comes is pending at once", fun marks_members/0},
             {"nothing persisted is known as empty", fun empty/0},
             {"an unknown pointer stays pending and is asked for again", fun store_down/0},
             {"what is not newer is no news", fun stale/0},
@@ -45,7 +46,7 @@ patient(Tests) ->
         {manifest_resolve, 5}
     ]},
     {rabbitmq_stream_s3_db, [{get_consistent, 1}, {list, 0}]},
-    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}]}
+    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}, {stream_id, 1}]}
 ]).
 
 start() ->
@@ -121,6 +122,8 @@ list() ->
 evaluate_local_retention(#{stream_id := StreamId, retention := Retention}) ->
     tell({evaluated, ?REPLICA:range(StreamId), Retention}).
 
+stream_id(Name) -> list_to_binary(Name).
+
 tell(What) ->
     [{test, Pid}] = ets:lookup(?MODULE, test),
     Pid ! What,
@@ -141,6 +144,15 @@ member(Role, StreamId) ->
     end),
     ok = ?REPLICA:register_member(Role, Pid, info(StreamId)),
     Pid.
+
+marks_members() ->
+    Cache = osiris_reader_context_cache,
+    Cache = ets:new(Cache, [named_table, public]),
+    true = ets:insert(Cache, {self(), "/some/where", "name", shared, reference, fun(_) -> ok end}),
+    ok = ?REPLICA:mark_members(),
+    true = ets:delete(Cache),
+    ?assertEqual(pending, ?REPLICA:range(<<"name">>)),
+    ?assertEqual({ok, <<"name">>}, ?REPLICA:dir("/some/where")).
 
 info(StreamId) ->
     #{
