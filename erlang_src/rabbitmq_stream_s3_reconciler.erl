@@ -58,13 +58,20 @@ handle_call(_Unknown, _From, State) ->
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({attach, Role, Pid, Info}, State) ->
     {noreply, attach(Role, Pid, Info, State)};
-handle_cast({update_retention, StreamId, Pid, Specs}, State) ->
+handle_cast({update_retention, StreamId, Pid, Specs}, #state{waiting = Waiting0} = State) ->
     ok = rabbitmq_stream_s3_manifest_replica:update_retention(StreamId, Pid, Specs),
     case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
         undefined -> ok;
         Reader -> rabbitmq_stream_s3_replica_reader:update_retention(Reader, Specs)
     end,
-    {noreply, State};
+    Waiting = maps:map(
+        fun
+            (_, {Writer, Info}) when Writer =:= Pid -> {Writer, Info#{retention := Specs}};
+            (_, Other) -> Other
+        end,
+        Waiting0
+    ),
+    {noreply, State#state{waiting = Waiting}};
 handle_cast(reconcile, State) ->
     {noreply, look_for_deleted(look_at_all(State))};
 handle_cast(_Unknown, State) ->

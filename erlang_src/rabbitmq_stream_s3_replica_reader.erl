@@ -173,8 +173,15 @@ terminate(_Reason, #state{stream_id = StreamId, stream = Stream} = State) ->
     _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
     rabbitmq_stream_s3_registry:unregister_name({StreamId, node()}).
 
-open(#state{info = Info} = State) ->
+open(#state{info = Info0, stream_id = StreamId, writer = Writer} = State0) ->
     Ref = make_ref(),
+    %% A restarted reader has been given what was true when the first one started.
+    Info =
+        case rabbitmq_stream_s3_manifest_replica:retention(StreamId, Writer) of
+            {ok, Current} -> Info0#{retention := Current};
+            none -> Info0
+        end,
+    State = State0#state{info = Info},
     case open_native(Ref, State) of
         {ok, Stream} ->
             %% The engine goes with its owner, and this handle with it.
