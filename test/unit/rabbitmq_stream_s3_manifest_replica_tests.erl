@@ -66,6 +66,8 @@ stop(Pid) ->
     ok = rabbitmq_stream_s3:erase_engine(),
     [
         begin
+            %% The module itself may have been loaded by another test.
+            _ = code:purge(Module),
             true = code:delete(Module),
             code:purge(Module)
         end

@@ -61,6 +61,7 @@ stop(Pids) ->
         Pids
     ),
     ok = rabbitmq_stream_s3:erase_engine(),
+    _ = code:purge(rabbitmq_stream_s3_nif),
     true = code:delete(rabbitmq_stream_s3_nif),
     _ = code:purge(rabbitmq_stream_s3_nif),
     true = ets:delete(rabbitmq_stream_s3_registry),
