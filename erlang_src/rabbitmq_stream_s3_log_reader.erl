@@ -337,6 +337,7 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
     Committed = osiris_log_shared:committed_chunk_id(Reader0#reader.shared),
     case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
         {chunk, Header, Data, Trailer, Remote} ->
+            ok = goes_on(Reader0),
             Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}});
         {wait, Remote} ->
             {end_of_stream, {?MODULE, Reader0#reader{tier = {remote, Remote}}}};
@@ -360,8 +361,10 @@ read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left
     end,
     try Local(Log0, Chained, Guard) of
         {ok, Log} ->
+            ok = goes_on(Reader),
             {ok, {?MODULE, Reader#reader{tier = {local, Log}}}};
         {ok, Header, Iterator, Log} ->
+            ok = goes_on(Reader),
             {ok, Header, Iterator, {?MODULE, Reader#reader{tier = {local, Log}, chained = true}}};
         {end_of_stream, Log} ->
             end_of_local(Next, Log, Reader, Local, Deliver, Left);
@@ -440,10 +443,10 @@ still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
 
 become_remote(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
     Close = fun() -> osiris_log:close(Log) end,
-    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+    reopen_remote({offset, Next}, Next, Close, Reader, Local, Deliver, Left).
 
-reopen_remote(Next, Close, Reader0, Local, Deliver, Left) ->
-    case open_remote({offset, Next}, Next, Reader0) of
+reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
+    case open_remote(Start, Next, Reader0) of
         {ok, Reader} ->
             ok = Close(),
             read(Reader, Local, Deliver, Left - 1);
@@ -467,8 +470,9 @@ remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deli
 
 again_remote(#reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
+    Start = rabbitmq_stream_s3_remote_log:start(Remote),
     Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
-    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+    reopen_remote(Start, Next, Close, Reader, Local, Deliver, Left).
 
 %% What is asked for is not here and cannot be fetched until the plugin is on again.
 plugin_is_off(Reader) ->
@@ -551,6 +555,11 @@ try_again(Ms, #reader{timer = Timer, wake = Wake, asks_again = AsksAgain} = Read
 failed(Kind, Text, Reader) ->
     ok = say_once(Kind, Text, Reader),
     {error, {stream_s3, Kind}}.
+
+%% A chunk: what went wrong is over, and will be said if it goes wrong again.
+goes_on(#reader{counter_id = CounterId}) ->
+    _ = erase({?MODULE, CounterId}),
+    ok.
 
 %% The same thing goes wrong again on every try.
 say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->

@@ -1,6 +1,8 @@
 -module(rabbitmq_stream_s3_log_reader_tests).
 -include_lib("eunit/include/eunit.hrl").
 
+-export([log/2]).
+
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
 -define(TAG, rabbitmq_stream_s3_log_reader).
@@ -28,6 +30,8 @@ log_reader_test_() ->
             fun reports_remote_errors/1,
             fun outlives_a_store_that_is_unavailable/1,
             fun waits_while_the_plugin_is_off/1,
+            fun keeps_its_timestamp_until_the_first_chunk/1,
+            fun says_each_outage_once/1,
             fun adopts_readers_that_were_open_before/1
         ],
         How <- [send_file, chunk_iterator]
@@ -556,6 +560,62 @@ waits_while_the_plugin_is_off(How) ->
     close(Reader5),
     _ = not_woken(),
     ok.
+
+%% Chunks have times of their own here, and the route gives the start of the fragment, as the native
+%% one does.
+keeps_its_timestamp_until_the_first_chunk(How) ->
+    Log = ?LOG:append(9, ?LOG:new("timestamp")),
+    Chunks = [
+        setelement(1, C, H#{timestamp := 1000 + Id})
+     || {#{chunk_id := Id} = H, _, _, _} = C <- ?LOG:chunks(Log)
+    ],
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 18}, Chunks),
+    2 = ?LOG:trim(18, Log),
+    Reader0 = open(How, {timestamp, 1004}, Log),
+    ?NIF:restart(),
+    {[{4, _}], Reader1} = take(1, Reader0),
+    ?NIF:restart(),
+    {[{6, _}], Reader2} = take(1, Reader1),
+    close(Reader2).
+
+says_each_outage_once(How) ->
+    Log = ?LOG:append(9, ?LOG:new("outages")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Off = fun(Reader0) ->
+        ?NIF:restart(),
+        persistent_term:erase({rabbitmq_stream_s3, engine}),
+        {end_of_stream, Reader1} = next(Reader0),
+        {end_of_stream, Reader2} = next(Reader1),
+        ?NIF:restart(),
+        Reader2
+    end,
+    {_, Reader} = take(1, open(How, first, Log)),
+    ok = logger:set_handler_config(default, level, none),
+    ok = logger:add_handler(?MODULE, ?MODULE, #{config => #{pid => self()}}),
+    try
+        Once = Off(Reader),
+        ?assertEqual(1, said()),
+        {_, GoesOn} = take(1, Once),
+        Twice = Off(GoesOn),
+        ?assertEqual(1, said()),
+        close(Twice)
+    after
+        ok = logger:remove_handler(?MODULE),
+        ok = logger:set_handler_config(default, level, all)
+    end,
+    _ = not_woken(),
+    ok.
+
+%% As a handler of the logger.
+log(#{level := error}, #{config := #{pid := Pid}}) -> Pid ! said;
+log(_, _) -> ok.
+
+said() ->
+    receive
+        said -> 1 + said()
+    after 0 -> 0
+    end.
 
 adopts_readers_that_were_open_before(How) ->
     Log = ?LOG:append(12, ?LOG:new("adopted")),

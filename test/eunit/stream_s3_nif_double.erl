@@ -142,7 +142,8 @@ route({timestamp, Ts}, First, Next, _, _, StreamId) ->
     [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     Remote = [Id || {#{chunk_id := Id, timestamp := T}, _, _, _} <- Chunks, T >= Ts],
     case Remote of
-        [Id | _] when Id < Next -> {remote, max(First, Id)};
+        %% As the native one: where its fragment begins, not where the chunk is.
+        [Id | _] when Id < Next -> {remote, First};
         _ -> {local, {timestamp, Ts}}
     end.
 
