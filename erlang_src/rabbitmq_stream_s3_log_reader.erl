@@ -561,12 +561,18 @@ goes_on(#reader{counter_id = CounterId}) ->
     _ = erase({?MODULE, CounterId}),
     ok.
 
-%% The same thing goes wrong again on every try.
+%% The same thing, or the same two, go wrong again on every try.
 say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
-    case put({?MODULE, CounterId}, Kind) of
-        Kind ->
+    Said =
+        case get({?MODULE, CounterId}) of
+            undefined -> [];
+            Kinds -> Kinds
+        end,
+    case lists:member(Kind, Said) of
+        true ->
             ok;
-        _ ->
+        false ->
+            _ = put({?MODULE, CounterId}, [Kind | Said]),
             ?LOG_ERROR("stream_s3: ~ts: a consumer cannot go on at offset ~b: ~0p: ~ts", [
                 StreamId, next(Reader), Kind, Text
             ])
