@@ -26,6 +26,7 @@ replica_test_() ->
             {"a look believes it again, the second time", fun taken_back_for_good/0},
             {"with its member all of it goes", fun down/0},
             {"the row of a member that has come already stays", fun down_late/0},
+            {"what the next writer has made known outlives the one before", fun down_late_writer/0},
             {"a member that becomes the writer resolves nothing here", fun becomes_writer/0},
             {"a writer that becomes a replica knows nothing", fun becomes_acceptor/0},
             {"a new engine has it resolved again, the row stays", fun engine_opened/0},
@@ -392,6 +393,24 @@ becomes_writer() ->
     moved({1, 9, 7}),
     nothing_asked(),
     ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+
+down_late_writer() ->
+    Dead = member(writer),
+    settle(),
+    %% In its own process, as the hook does it; its registration comes later.
+    ok = ?REPLICA:member_started(writer, <<"/nowhere/stream">>, ?ID),
+    Range = range({2, 9, 7}),
+    ok = ?REPLICA:put(?ID, Range),
+    Monitor = monitor(process, Dead),
+    Dead ! stop,
+    wait_down(Monitor),
+    settle(),
+    ?assertEqual({ok, Range}, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    receive
+        {forgotten, _} = Forgotten -> error(Forgotten)
+    after 0 -> ok
+    end.
 
 becomes_acceptor() ->
     store({ok, {2, 8, 6}}),

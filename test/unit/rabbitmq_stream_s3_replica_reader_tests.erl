@@ -385,3 +385,13 @@ policy_outlives_reader() ->
     Open = start_reader(Writer, Info),
     ?assertEqual({retention, #{max_bytes => 99}}, event()),
     normal = close(Open).
+
+recovery_text_test_() ->
+    Says = fun(Kind, From, To, Parts) ->
+        Text = lists:flatten(?READER:recovery_text(Kind, From, To)),
+        [?_assertNotEqual({nomatch, Part}, {string:find(Text, Part), Part}) || Part <- Parts]
+    end,
+    [
+        Says(local_log_ahead, 10, 50, ["offsets 10 to 49", "anew at 50"]),
+        Says(remote_tier_ahead, 50, 10, ["below offset 10 stays", "10 to 49 of it are given up"])
+    ].
