@@ -102,7 +102,8 @@ evaluate_local_retention(Info) ->
     Evaluated = Log:'$retention_evaluated'(Shared, Counter),
     case lookup(?DIRS, {member, StreamId}) of
         {ok, Member} ->
-            gen_batch_server:cast(osiris_retention, {eval, Member, Name, Dir, Specs, Evaluated});
+            %% What osiris_retention:eval/4 sends, with another process than this one.
+            gen_server:cast(osiris_retention, {eval, Member, Name, Dir, Specs, Evaluated});
         none ->
             osiris_retention:eval(Name, Dir, Specs, Evaluated)
     end.
