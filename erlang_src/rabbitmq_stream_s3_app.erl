@@ -56,7 +56,10 @@ stands in the way is said by `start/2`, which meets it again.
 attach_early() ->
     try
         maybe
-            ok ?= prepare(),
+            %% Not that it is inert already: a running node may start the application first.
+            stopped ?= rabbitmq_stream_s3:mode(),
+            %% Leaves the secrets as they are: RabbitMQ may not have decrypted them yet.
+            ok ?= look(),
             ok ?= rabbitmq_stream_s3_osiris:attach()
         else
             _SaidLater -> ok
@@ -86,6 +89,11 @@ stop(_State) ->
 
 %% What can be known before anything is started.
 prepare() ->
+    Result = look(),
+    ok = rabbitmq_stream_s3_config:hide_secrets(),
+    Result.
+
+look() ->
     maybe
         ok ?= configuration(),
         ok ?= metadata_store(),
@@ -93,9 +101,7 @@ prepare() ->
     end.
 
 configuration() ->
-    Loaded = rabbitmq_stream_s3_config:load(),
-    ok = rabbitmq_stream_s3_config:hide_secrets(),
-    case Loaded of
+    case rabbitmq_stream_s3_config:load() of
         {ok, _Settings} -> ok;
         {error, not_configured} -> {inert, no_bucket, <<"stream_s3.bucket is not set">>};
         {error, {invalid, Text}} -> {inert, invalid_configuration, Text}

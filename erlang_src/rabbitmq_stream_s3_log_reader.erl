@@ -185,7 +185,10 @@ open(_, _, _, _, 0) ->
 open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
     case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
         {remote, Start} ->
-            open_remote(?SPEC:start(Spec, Start), Start, Reader);
+            case open_remote(?SPEC:start(Spec, Start), Start, Reader) of
+                {error, closed} -> {error, unavailable};
+                Opened -> Opened
+            end;
         {local, LocalSpec} ->
             case open_local(?SPEC:stock(LocalSpec), Reader) of
                 {ok, Log} ->

@@ -156,6 +156,7 @@ chunk_id(StreamId, Start, Committed, Deadline) ->
             Engine ->
                 case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
                     {ok, Handle} -> first_chunk(Handle, Committed);
+                    {error, closed} -> {error, unavailable};
                     {error, _} = Error -> Error
                 end
         end

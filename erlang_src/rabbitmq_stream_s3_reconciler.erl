@@ -99,7 +99,12 @@ handle_info({'DOWN', Finding, process, _Pid, Reason}, #state{finding = Finding} 
         end,
     %% Meanwhile a hook may have told.
     Known = rabbitmq_stream_s3_manifest_replica:members(),
-    Members = [{Role, Pid, told(Role, Pid, Info, Known)} || {Role, Pid, Info} <- Found],
+    Members = [
+        {Role, Pid, told(Role, Pid, Info, Known)}
+     || {Role, Pid, Info} <- Found,
+        %% One that has ended meanwhile must not take the place of the next.
+        is_process_alive(Pid)
+    ],
     {noreply, attach_all(Members, State#state{finding = undefined})};
 handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
     case maps:take(Monitor, Waiting) of
