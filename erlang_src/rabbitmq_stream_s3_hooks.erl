@@ -84,8 +84,8 @@ first_timestamp(State, Local) ->
 -doc """
 Asks osiris to evaluate the retention of a log now. Osiris would do so only when a segment is full
 and the user has set a bound; a persist can come much later, and the segments it covers go then.
-Osiris keeps one timer for each log, which ends with the process that asked last: so this asks in the
-name of the member, as the member itself does.
+Osiris keeps one timer for each log, which ends with the process that asked last: so this asks in
+the name of the member, as the member itself does.
 """.
 -spec evaluate_local_retention(info()) -> ok.
 evaluate_local_retention(Info) ->

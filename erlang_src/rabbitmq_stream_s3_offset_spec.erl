@@ -18,7 +18,8 @@
 -doc """
 Where to start: First is the first local chunk id, -1 if the log is empty. A manifest that is not
 known yet is waited for, so that "unknown" never looks like "not there"; unless the local log has
-the answer whatever the manifest says. So is an engine that is not there: it is started, or restarted.
+the answer whatever the manifest says. So is an engine that is not there: it is started, or
+restarted.
 """.
 -spec route(
     binary(),

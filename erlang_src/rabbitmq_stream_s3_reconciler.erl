@@ -11,8 +11,8 @@ one.
 
 Owns which writer's reader is waited for before the next one may start, and which streams there
 were. Started last, so that what it starts finds its dependencies. In the steady state a round does
-nothing but look. No member is asked anything, since one that hangs would be waited for; what a round
-needs of the metadata store is read in its task.
+nothing but look. No member is asked anything, since one that hangs would be waited for; what a
+round needs of the metadata store is read in its task.
 """.
 
 -behaviour(gen_server).
