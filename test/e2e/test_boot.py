@@ -7,6 +7,7 @@ refused and try again; it must never be given the start of what is left of the l
 import random
 import threading
 
+import pika
 import pytest
 
 from stream_s3_e2e.publish import publish
@@ -45,6 +46,46 @@ def tier_all(broker):
             publish(broker, stream, RECORDS, fixed(RECORD_BYTES), batch=4, window=0, client=client)
     for stream in STREAMS:
         wait_until(lambda: broker.segments(stream)[0][0] > 0, 60, f"{stream}: its start is only in S3")
+
+
+def first_over_amqp(broker, stream):
+    """The offset of the first record that comes, over AMQP 0-9-1: its port opens before plugins start."""
+    parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0, socket_timeout=10)
+    connection = pika.BlockingConnection(parameters)
+    try:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1)
+        for method, properties, _ in channel.consume(
+            stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=30
+        ):
+            if method is None:
+                raise AssertionError(f"{stream}: no record in 30 s")
+            return properties.headers["x-stream-offset"]
+    finally:
+        try:
+            connection.close()
+        except pika.exceptions.AMQPError:
+            pass
+
+
+class AmqpHammer(threading.Thread):
+    """Asks one stream after the other for its first record, until the node has started."""
+
+    def __init__(self, broker, started, seed):
+        super().__init__(daemon=True)
+        self.broker, self.started, self.random = broker, started, random.Random(seed)
+        self.first_chunks, self.refused, self.error = [], 0, None
+
+    def run(self):
+        try:
+            while not (self.started.is_set() and self.first_chunks):
+                stream = self.random.choice(STREAMS)
+                try:
+                    self.first_chunks.append((stream, first_over_amqp(self.broker, stream)))
+                except (pika.exceptions.AMQPError, OSError):
+                    self.refused += 1
+        except Exception as error:  # noqa: BLE001
+            self.error = error
 
 
 class Hammer(threading.Thread):
@@ -96,6 +137,7 @@ def test_nobody_starts_at_the_local_floor_while_a_node_starts(broker, how):
     getattr(broker, how)()
     started = threading.Event()
     hammers = [Hammer(broker, started, seed) for seed in range(CLIENTS)]
+    hammers += [AmqpHammer(broker, started, seed) for seed in range(CLIENTS)]
     for hammer in hammers:
         hammer.start()
     broker.start()
