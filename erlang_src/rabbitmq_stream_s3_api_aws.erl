@@ -14,6 +14,7 @@ anew with the next one.
 -include_lib("kernel/include/logger.hrl").
 
 -export([start_link/0, bucket_status/0, stats/0]).
+-export([next_probe_ms/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
 -export_type([access/0]).
@@ -143,11 +144,20 @@ publish(Access) ->
     ok.
 
 next_probe() ->
-    case {rabbitmq_stream_s3_config:get(bucket_check_interval_ms), bucket_status()} of
-        {0, _} -> ok;
-        {Interval, accessible} -> schedule_probe(Interval);
-        {Interval, _} -> schedule_probe(min(Interval, ?RETRY_PROBE_MS))
+    Interval = rabbitmq_stream_s3_config:get(bucket_check_interval_ms),
+    case next_probe_ms(Interval, bucket_status()) of
+        never -> ok;
+        AfterMs -> schedule_probe(AfterMs)
     end.
+
+%% "Only at the start" is until it was accessible once: what is inaccessible now would be shown so
+%% for ever.
+-doc false.
+-spec next_probe_ms(non_neg_integer(), access()) -> never | pos_integer().
+next_probe_ms(0, accessible) -> never;
+next_probe_ms(0, _) -> ?RETRY_PROBE_MS;
+next_probe_ms(Interval, accessible) -> Interval;
+next_probe_ms(Interval, _) -> min(Interval, ?RETRY_PROBE_MS).
 
 schedule_probe(AfterMs) ->
     erlang:send_after(AfterMs, self(), probe).

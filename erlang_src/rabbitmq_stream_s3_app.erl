@@ -12,12 +12,17 @@ way. See docs/decisions/0004-inert-instead-of-refusing.md.
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start/2, prep_stop/1, stop/1, detach/0]).
+-export([start/2, prep_stop/1, stop/1, attach_early/0, detach/0]).
 
+%% Before any member of a stream opens its log, and so before any listener: those of RabbitMQ itself
+%% open before the applications of plugins start.
 -rabbit_boot_step(
     {?MODULE, [
         {description, "tiered storage of streams"},
-        {cleanup, {?MODULE, detach, []}}
+        {mfa, {?MODULE, attach_early, []}},
+        {cleanup, {?MODULE, detach, []}},
+        {requires, core_initialized},
+        {enables, [rabbit_stream_coordinator, recovery]}
     ]}
 ).
 
@@ -37,11 +42,34 @@ start(_Type, _Args) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
-    %% Without an engine, hooks and new readers leave everything to stock; the hooks themselves go
-    %% in detach/0.
+    %% The hooks go in detach/0; until then, what would need the engine is unavailable.
     ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
     State.
+
+-doc """
+RabbitMQ calls this before the application starts. Until that has an engine, a consumer whose place
+may be in the remote tier waits, and is not given what is left of the local log instead. Whatever
+stands in the way is said by `start/2`, which meets it again.
+""".
+-spec attach_early() -> ok.
+attach_early() ->
+    try
+        maybe
+            %% Not that it is inert already: a running node may start the application first.
+            stopped ?= rabbitmq_stream_s3:mode(),
+            %% Leaves the secrets as they are: RabbitMQ may not have decrypted them yet.
+            ok ?= look(),
+            ok ?= rabbitmq_stream_s3_osiris:attach()
+        else
+            _SaidLater -> ok
+        end
+    catch
+        Class:Reason ->
+            ?LOG_WARNING(
+                "stream_s3: hooks are not attached early: ~0p", [{Class, Reason}], ?DOMAIN
+            )
+    end.
 
 -doc """
 RabbitMQ calls this when the plugin has stopped and before its modules are unloaded. Not done in
@@ -61,6 +89,11 @@ stop(_State) ->
 
 %% What can be known before anything is started.
 prepare() ->
+    Result = look(),
+    ok = rabbitmq_stream_s3_config:hide_secrets(),
+    Result.
+
+look() ->
     maybe
         ok ?= configuration(),
         ok ?= metadata_store(),
@@ -68,9 +101,7 @@ prepare() ->
     end.
 
 configuration() ->
-    Loaded = rabbitmq_stream_s3_config:load(),
-    ok = rabbitmq_stream_s3_config:hide_secrets(),
-    case Loaded of
+    case rabbitmq_stream_s3_config:load() of
         {ok, _Settings} -> ok;
         {error, not_configured} -> {inert, no_bucket, <<"stream_s3.bucket is not set">>};
         {error, {invalid, Text}} -> {inert, invalid_configuration, Text}
@@ -131,6 +162,8 @@ start_supervisor() ->
     Result.
 
 attach() ->
+    %% In this order: nobody may find a member's stream unknown when our readers come.
+    ok = rabbitmq_stream_s3_manifest_replica:mark_members(),
     maybe
         ok ?= rabbitmq_stream_s3_osiris:attach(),
         ok = rabbitmq_stream_s3:set_mode(active),
@@ -148,6 +181,7 @@ attach() ->
     end.
 
 become_inert(Kind, Text) ->
+    ok = rabbitmq_stream_s3_osiris:detach(),
     ?LOG_WARNING("stream_s3: inert, streams are local only: ~ts (~ts)", [Text, Kind], ?DOMAIN),
     rabbitmq_stream_s3:set_mode({inert, Kind, Text}).
 

@@ -84,11 +84,12 @@ first_timestamp(State, Local) ->
 -doc """
 Asks osiris to evaluate the retention of a log now. Osiris would do so only when a segment is full
 and the user has set a bound; a persist can come much later, and the segments it covers go then.
-The calling process must outlive the evaluation.
+Osiris keeps one timer for each log, which ends with the process that asked last: so this asks in
+the name of the member, as the member itself does.
 """.
 -spec evaluate_local_retention(info()) -> ok.
 evaluate_local_retention(Info) ->
-    #{name := Name, dir := Dir, retention := Retention} = Info,
+    #{stream_id := StreamId, name := Name, dir := Dir, retention := Retention} = Info,
     #{shared := Shared, counter := Counter} = Info,
     Specs =
         case user_specs(Retention) of
@@ -98,7 +99,14 @@ evaluate_local_retention(Info) ->
         end,
     %% Added by the instrumentation, so not known to xref.
     Log = osiris_log,
-    osiris_retention:eval(Name, Dir, Specs, Log:'$retention_evaluated'(Shared, Counter)).
+    Evaluated = Log:'$retention_evaluated'(Shared, Counter),
+    case lookup(?DIRS, {member, StreamId}) of
+        {ok, Member} ->
+            %% What osiris_retention:eval/4 sends, with another process than this one.
+            gen_server:cast(osiris_retention, {eval, Member, Name, Dir, Specs, Evaluated});
+        none ->
+            osiris_retention:eval(Name, Dir, Specs, Evaluated)
+    end.
 
 -doc "The name under which native code and bucket know an osiris log.".
 -spec stream_id(osiris:name()) -> binary().
@@ -124,7 +132,8 @@ first_of_both(State, Local, Key) ->
         {ok, #{first_offset := Same, next_offset := Same}} -> Local;
         {ok, #{Key := Remote}} -> min(Local, Remote);
         {ok, pending} -> 0;
-        none -> Local
+        %% Nobody has announced it yet, as at the start of the node.
+        none -> 0
     end.
 
 range({ok, StreamId}) ->

@@ -63,7 +63,7 @@ init_offset_reader(Spec, Context) ->
     case tiered(Context) of
         false ->
             osiris_log:init_offset_reader(Spec, stock(Context));
-        {true, _, StreamId} ->
+        {true, StreamId} ->
             #reader{count = Count} = Reader0 = new(StreamId, Context),
             case open(Spec, Reader0, local_first(Reader0), ?SPEC:deadline(), ?OPEN_ATTEMPTS) of
                 {ok, Reader} ->
@@ -81,17 +81,17 @@ resolve_offset_spec(Spec, Context) ->
     case tiered(Context) of
         false ->
             osiris_log:resolve_offset_spec(Spec, stock(Context));
-        {true, Engine, StreamId} ->
+        {true, StreamId} ->
             Deadline = ?SPEC:deadline(),
             #{shared := Shared} = Context,
             First = osiris_log_shared:first_chunk_id(Shared),
-            case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
+            case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
                 {local, LocalSpec} ->
                     osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
                 {remote, Start} ->
                     Committed = osiris_log_shared:committed_chunk_id(Shared),
                     At = ?SPEC:start(Spec, Start),
-                    ?SPEC:chunk_id(Engine, StreamId, At, Committed, Deadline);
+                    ?SPEC:chunk_id(StreamId, At, Committed, Deadline);
                 {error, _} = Error ->
                     Error
             end
@@ -118,7 +118,7 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
                 options => #{transport => Transport, chunk_selector => Selector}
             },
             case tiered(Context) of
-                {true, _, StreamId} ->
+                {true, StreamId} ->
                     Reader = new(StreamId, Context, Counter, CounterId, Filter),
                     {ok, {?MODULE, Reader#reader{tier = {local, Inner}}}};
                 false ->
@@ -128,15 +128,19 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
             false
     end.
 
-tiered(#{name := Name}) ->
+%% Whoever gets here came through a hook that is attached. Without an engine nothing is known, and
+%% neither is it of a member that has not been announced; both are for a moment, and neither means
+%% that the local log is all that there is.
+tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            false;
+            {true, StreamId};
         Engine ->
-            case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
-                none -> false;
-                _ -> {true, Engine, StreamId}
+            Known = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) =/= none,
+            case Known orelse rabbitmq_stream_s3_osiris:has_member(Shared) of
+                true -> {true, StreamId};
+                false -> false
             end
     end.
 
@@ -179,17 +183,19 @@ stock(Context) ->
 open(_, _, _, _, 0) ->
     {error, retries_exhausted};
 open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
-    Engine = persistent_term:get(?ENGINE, undefined),
-    case ?SPEC:route(Engine, StreamId, Spec, Shared, First, Deadline) of
+    case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
         {remote, Start} ->
-            open_remote(?SPEC:start(Spec, Start), Start, Reader);
+            case open_remote(?SPEC:start(Spec, Start), Start, Reader) of
+                {error, closed} -> {error, unavailable};
+                Opened -> Opened
+            end;
         {local, LocalSpec} ->
             case open_local(?SPEC:stock(LocalSpec), Reader) of
                 {ok, Log} ->
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
                     Landed = osiris_log:next_offset(Log),
-                    case ?SPEC:route(Engine, StreamId, Spec, Shared, Landed, Deadline) of
+                    case ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline) of
                         {local, _} ->
                             {ok, Reader#reader{tier = {local, Log}}};
                         _ ->
@@ -334,6 +340,7 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
     Committed = osiris_log_shared:committed_chunk_id(Reader0#reader.shared),
     case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
         {chunk, Header, Data, Trailer, Remote} ->
+            ok = goes_on(Reader0),
             Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}});
         {wait, Remote} ->
             {end_of_stream, {?MODULE, Reader0#reader{tier = {remote, Remote}}}};
@@ -357,8 +364,10 @@ read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left
     end,
     try Local(Log0, Chained, Guard) of
         {ok, Log} ->
+            ok = goes_on(Reader),
             {ok, {?MODULE, Reader#reader{tier = {local, Log}}}};
         {ok, Header, Iterator, Log} ->
+            ok = goes_on(Reader),
             {ok, Header, Iterator, {?MODULE, Reader#reader{tier = {local, Log}, chained = true}}};
         {end_of_stream, Log} ->
             end_of_local(Next, Log, Reader, Local, Deliver, Left);
@@ -437,10 +446,10 @@ still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
 
 become_remote(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
     Close = fun() -> osiris_log:close(Log) end,
-    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+    reopen_remote({offset, Next}, Next, Close, Reader, Local, Deliver, Left).
 
-reopen_remote(Next, Close, Reader0, Local, Deliver, Left) ->
-    case open_remote({offset, Next}, Next, Reader0) of
+reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
+    case open_remote(Start, Next, Reader0) of
         {ok, Reader} ->
             ok = Close(),
             read(Reader, Local, Deliver, Left - 1);
@@ -464,8 +473,9 @@ remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deli
 
 again_remote(#reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
+    Start = rabbitmq_stream_s3_remote_log:start(Remote),
     Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
-    reopen_remote(Next, Close, Reader, Local, Deliver, Left).
+    reopen_remote(Start, Next, Close, Reader, Local, Deliver, Left).
 
 %% What is asked for is not here and cannot be fetched until the plugin is on again.
 plugin_is_off(Reader) ->
@@ -511,10 +521,20 @@ fits(_, Next, Reader) ->
             end
     end.
 
-remote_range(#reader{stream_id = StreamId}) ->
+remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
     case persistent_term:get(?ENGINE, undefined) of
-        undefined -> {error, closed};
-        Engine -> rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId)
+        undefined ->
+            {error, closed};
+        Engine ->
+            case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+                none ->
+                    case rabbitmq_stream_s3_osiris:has_member(Shared) of
+                        true -> pending;
+                        false -> none
+                    end;
+                Known ->
+                    Known
+            end
     end.
 
 local_first(#reader{shared = Shared}) ->
@@ -539,12 +559,23 @@ failed(Kind, Text, Reader) ->
     ok = say_once(Kind, Text, Reader),
     {error, {stream_s3, Kind}}.
 
-%% The same thing goes wrong again on every try.
+%% A chunk: what went wrong is over, and will be said if it goes wrong again.
+goes_on(#reader{counter_id = CounterId}) ->
+    _ = erase({?MODULE, CounterId}),
+    ok.
+
+%% The same thing, or the same two, go wrong again on every try.
 say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
-    case put({?MODULE, CounterId}, Kind) of
-        Kind ->
+    Said =
+        case get({?MODULE, CounterId}) of
+            undefined -> [];
+            Kinds -> Kinds
+        end,
+    case lists:member(Kind, Said) of
+        true ->
             ok;
-        _ ->
+        false ->
+            _ = put({?MODULE, CounterId}, [Kind | Said]),
             ?LOG_ERROR("stream_s3: ~ts: a consumer cannot go on at offset ~b: ~0p: ~ts", [
                 StreamId, next(Reader), Kind, Text
             ])

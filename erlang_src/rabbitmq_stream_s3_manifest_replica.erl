@@ -27,6 +27,7 @@ compares with the metadata store.
     range/1,
     put/2,
     mark_pending/1,
+    mark_members/0,
     reset/1,
     forget/1,
     streams/0,
@@ -36,6 +37,7 @@ compares with the metadata store.
     member_started/3,
     register_member/3,
     update_retention/3,
+    retention/2,
     members/0,
     announce/3,
     look/0,
@@ -86,6 +88,18 @@ mark_pending(StreamId) ->
         error:badarg -> ok
     end,
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end).
+
+-doc "As mark_pending/1, for every member whose log is open now; the reconciler comes later.".
+-spec mark_members() -> ok.
+mark_members() ->
+    lists:foreach(
+        fun({_Pid, Directory, Name, _Shared, _Reference}) ->
+            StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+            ok = register_dir(Directory, StreamId),
+            ok = mark_pending(StreamId)
+        end,
+        rabbitmq_stream_s3_osiris:members()
+    ).
 
 -doc "Pending, whatever was known.".
 -spec reset(stream_id()) -> ok.
@@ -146,6 +160,15 @@ register_member(Role, Pid, Info) ->
 update_retention(StreamId, Pid, Specs) ->
     gen_server:cast(?MODULE, {update_retention, StreamId, Pid, Specs}).
 
+-doc "The user's retention of a local member as it is now; `none` if that cannot be said.".
+-spec retention(stream_id(), pid()) -> {ok, [osiris:retention_spec()]} | none.
+retention(StreamId, Pid) ->
+    try
+        gen_server:call(?MODULE, {retention, StreamId, Pid})
+    catch
+        exit:_ -> none
+    end.
+
 -spec members() ->
     #{stream_id() => {rabbitmq_stream_s3:role(), pid(), rabbitmq_stream_s3:member_info()}}.
 members() ->
@@ -198,6 +221,13 @@ init([]) ->
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call(members, _From, #state{members = Members} = State) ->
     Reply = #{Id => {M#member.role, M#member.pid, M#member.info} || Id := M <- Members},
+    {reply, Reply, State};
+handle_call({retention, StreamId, Pid}, _From, #state{members = Members} = State) ->
+    Reply =
+        case Members of
+            #{StreamId := #member{pid = Pid, info = #{retention := Specs}}} -> {ok, Specs};
+            _ -> none
+        end,
     {reply, Reply, State};
 handle_call(_Unknown, _From, State) ->
     {reply, {error, unknown_call}, State}.

@@ -4,41 +4,43 @@
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_offset_spec).
 
--export([route/6, chunk_id/5, stock/1, start/2, deadline/0]).
+-export([route/5, chunk_id/4, stock/1, start/2, deadline/0]).
 -export([committed_offset/1]).
 -export([run_aside/1]).
+
+-include("rabbitmq_stream_s3.hrl").
 
 -type start() :: rabbitmq_stream_s3_remote_log:start().
 
 -define(RESOLVE_TIMEOUT_MS, 5000).
+-define(ENGINE_POLL_MS, 50).
 
 -doc """
 Where to start: First is the first local chunk id, -1 if the log is empty. A manifest that is not
 known yet is waited for, so that "unknown" never looks like "not there"; unless the local log has
-the answer whatever the manifest says.
+the answer whatever the manifest says. So is an engine that is not there: it is started, or
+restarted.
 """.
 -spec route(
-    undefined | rabbitmq_stream_s3_nif:engine(),
     binary(),
     osiris:offset_spec(),
     atomics:atomics_ref(),
     osiris:offset() | -1,
     Deadline :: integer()
 ) -> {local, term()} | {remote, osiris:offset()} | {error, term()}.
-route(undefined, _, _, _, _, _) ->
-    {error, unavailable};
-route(Engine, StreamId, Spec, Shared, First, Deadline) ->
+route(StreamId, Spec, Shared, First, Deadline) ->
     LocalNext = local_next(Shared),
     NativeSpec = native_spec(Spec),
-    case rabbitmq_stream_s3_nif:route(Engine, StreamId, NativeSpec, First, LocalNext) of
+    Engine = persistent_term:get(?ENGINE, undefined),
+    case native_route(Engine, StreamId, NativeSpec, First, LocalNext) of
         pending ->
             case local_route(NativeSpec, First, LocalNext) of
                 {local, _} = Route ->
                     Route;
                 unknown ->
-                    case await_manifest(Engine, StreamId, Deadline) of
+                    case await(Engine, StreamId, Shared, Deadline) of
                         ok ->
-                            route(Engine, StreamId, Spec, Shared, First, Deadline);
+                            route(StreamId, Spec, Shared, First, Deadline);
                         {error, _} = Error ->
                             Error
                     end
@@ -46,6 +48,11 @@ route(Engine, StreamId, Spec, Shared, First, Deadline) ->
         Route ->
             Route
     end.
+
+native_route(undefined, _, _, _, _) ->
+    pending;
+native_route(Engine, StreamId, Spec, First, LocalNext) ->
+    rabbitmq_stream_s3_nif:route(Engine, StreamId, Spec, First, LocalNext).
 
 local_route(last, _, _) -> {local, last};
 local_route(next, _, _) -> {local, next};
@@ -94,6 +101,27 @@ deadline() ->
     Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout_ms, ?RESOLVE_TIMEOUT_MS),
     erlang:monotonic_time(millisecond) + Timeout.
 
+await(undefined, _, _, Deadline) ->
+    case erlang:monotonic_time(millisecond) < Deadline of
+        true -> timer:sleep(?ENGINE_POLL_MS);
+        false -> {error, unavailable}
+    end;
+await(Engine, StreamId, Shared, Deadline) ->
+    ok = mark_member(Engine, StreamId, Shared),
+    await_manifest(Engine, StreamId, Deadline).
+
+%% A member that nobody has announced yet: to this engine nothing is known of its stream.
+mark_member(Engine, StreamId, Shared) ->
+    case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+        none ->
+            case rabbitmq_stream_s3_osiris:has_member(Shared) of
+                true -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId);
+                false -> ok
+            end;
+        _ ->
+            ok
+    end.
+
 await_manifest(Engine, StreamId, Deadline) ->
     aside(Deadline, fun() ->
         Ref = make_ref(),
@@ -116,17 +144,22 @@ still_there(Engine, StreamId) ->
 
 -doc "The id of the chunk at a place in the remote tier.".
 -spec chunk_id(
-    rabbitmq_stream_s3_nif:engine(),
     binary(),
     start(),
     CommittedChunkId :: osiris:offset(),
     Deadline :: integer()
 ) -> {ok, osiris:offset()} | {error, term()}.
-chunk_id(Engine, StreamId, Start, Committed, Deadline) ->
+chunk_id(StreamId, Start, Committed, Deadline) ->
     aside(Deadline, fun() ->
-        case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
-            {ok, Handle} -> first_chunk(Handle, Committed);
-            {error, _} = Error -> Error
+        case persistent_term:get(?ENGINE, undefined) of
+            undefined ->
+                {error, unavailable};
+            Engine ->
+                case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
+                    {ok, Handle} -> first_chunk(Handle, Committed);
+                    {error, closed} -> {error, unavailable};
+                    {error, _} = Error -> Error
+                end
         end
     end).
 

@@ -6,6 +6,7 @@
 -module(rabbitmq_stream_s3_osiris).
 
 -export([attach/0, detach/0, status/0]).
+-export([members/0, has_member/1]).
 -export([instrumented/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -18,6 +19,9 @@
     | unknown_shape
     | compile_failed
     | load_failed.
+
+-type member() ::
+    {pid(), file:filename_all(), osiris:name(), atomics:atomics_ref(), Reference :: term()}.
 
 -define(MARK, rabbitmq_stream_s3).
 -define(HOOKS, rabbitmq_stream_s3_hooks).
@@ -48,6 +52,29 @@ status() ->
             {false, _} -> instrumented
         end,
     #{mode => Mode, attached => application:get_env(osiris, log_reader) =:= {ok, ?READER}}.
+
+-doc "Members whose log is open on this node, from the table that osiris keeps for readers.".
+-spec members() -> [member()].
+members() ->
+    try
+        [
+            {Pid, Dir, Name, Shared, Reference}
+         || {Pid, Dir, Name, Shared, Reference, _ReadersCounterFun} <-
+                ets:tab2list(osiris_reader_context_cache)
+        ]
+    catch
+        %% Osiris is not there, or does it in another way.
+        error:badarg -> []
+    end.
+
+-doc "Whether the log that is shared by these atomics belongs to one of them.".
+-spec has_member(atomics:atomics_ref()) -> boolean().
+has_member(Shared) ->
+    try
+        ets:match(osiris_reader_context_cache, {'$1', '_', '_', Shared, '_', '_'}) =/= []
+    catch
+        error:badarg -> false
+    end.
 
 attach_locked() ->
     %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.

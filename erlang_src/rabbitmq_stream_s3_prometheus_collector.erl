@@ -16,6 +16,7 @@ monotonic when a stream goes. Nothing here asks a process, so a scrape cannot ha
 
 -export([register/0, deregister/0]).
 -export([collect_mf/2, deregister_cleanup/1]).
+-export([native_gauges/0]).
 
 -define(REGISTRIES, [default, 'per-object', detailed]).
 -define(PREFIX, "rabbitmq_stream_s3_").
@@ -169,19 +170,25 @@ passes({Labels, _Status}) ->
         VHosts -> lists:member(proplists:get_value(vhost, Labels), VHosts)
     end.
 
-%% The native side gives numbers by name. What goes up and down is told from what only goes up by
-%% these.
-kind(lent_chunks) ->
-    gauge;
-kind(lent_bytes) ->
-    gauge;
+%% The native side gives numbers by name; these go up and down, all others only up.
 kind(Name) ->
-    Text = atom_to_list(Name),
-    Suffixes = ["_in_flight", "_pending", "_waiting", "_open", "_held", "_buffered"],
-    case lists:any(fun(Suffix) -> lists:suffix(Suffix, Text) end, Suffixes) of
+    case lists:member(Name, native_gauges()) of
         true -> gauge;
         false -> counter
     end.
+
+-doc false.
+-spec native_gauges() -> [atom()].
+native_gauges() ->
+    [
+        requests_in_flight,
+        transfers_in_flight,
+        transfers_pending,
+        streams_open,
+        remote_readers,
+        lent_chunks,
+        lent_bytes
+    ].
 
 help(Name) ->
     string:replace(atom_to_list(Name), "_", " ", all).

@@ -11,8 +11,8 @@ one.
 
 Owns which writer's reader is waited for before the next one may start, and which streams there
 were. Started last, so that what it starts finds its dependencies. In the steady state a round does
-nothing but look. A member can crash between being listed and being asked: each is looked at on its
-own, and skipped then.
+nothing but look. No member is asked anything, since one that hangs would be waited for; what a
+round needs of the metadata store is read in its task.
 """.
 
 -behaviour(gen_server).
@@ -28,6 +28,8 @@ own, and skipped then.
     waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}},
     known = #{} :: #{rabbitmq_stream_s3:stream_id() => []},
     task :: reference() | undefined,
+    %% Reads the retention of members that no hook has told of.
+    finding :: reference() | undefined,
     trigger = unknown :: unknown | ok | unsupported | {error, term()}
 }).
 
@@ -58,13 +60,20 @@ handle_call(_Unknown, _From, State) ->
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({attach, Role, Pid, Info}, State) ->
     {noreply, attach(Role, Pid, Info, State)};
-handle_cast({update_retention, StreamId, Pid, Specs}, State) ->
+handle_cast({update_retention, StreamId, Pid, Specs}, #state{waiting = Waiting0} = State) ->
     ok = rabbitmq_stream_s3_manifest_replica:update_retention(StreamId, Pid, Specs),
     case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
         undefined -> ok;
         Reader -> rabbitmq_stream_s3_replica_reader:update_retention(Reader, Specs)
     end,
-    {noreply, State};
+    Waiting = maps:map(
+        fun
+            (_, {Writer, Info}) when Writer =:= Pid -> {Writer, Info#{retention := Specs}};
+            (_, Other) -> Other
+        end,
+        Waiting0
+    ),
+    {noreply, State#state{waiting = Waiting}};
 handle_cast(reconcile, State) ->
     {noreply, look_for_deleted(look_at_all(State))};
 handle_cast(_Unknown, State) ->
@@ -82,6 +91,21 @@ handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task, trigger =
         _Crashed ->
             {noreply, State#state{task = undefined}}
     end;
+handle_info({'DOWN', Finding, process, _Pid, Reason}, #state{finding = Finding} = State) ->
+    Found =
+        case Reason of
+            {found, Infos} -> Infos;
+            _Crashed -> []
+        end,
+    %% Meanwhile a hook may have told.
+    Known = rabbitmq_stream_s3_manifest_replica:members(),
+    Members = [
+        {Role, Pid, told(Role, Pid, Info, Known)}
+     || {Role, Pid, Info} <- Found,
+        %% One that has ended meanwhile must not take the place of the next.
+        is_process_alive(Pid)
+    ],
+    {noreply, attach_all(Members, State#state{finding = undefined})};
 handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
     case maps:take(Monitor, Waiting) of
         {{Writer, Info}, Rest} ->
@@ -99,13 +123,13 @@ schedule() ->
 look_at_all(State) ->
     case rabbitmq_stream_s3:mode() of
         active ->
-            Members = rabbitmq_stream_s3_manifest_replica:members(),
             ok = rabbitmq_stream_s3_manifest_replica:look(),
-            lists:foldl(
-                fun({Role, Pid}, Acc) -> attach_found(Role, Pid, Members, Acc) end,
-                State,
-                local_members()
-            );
+            Known = rabbitmq_stream_s3_manifest_replica:members(),
+            {Told, New} = lists:partition(fun({_, _, Info}) -> is_map(Info) end, [
+                {Role, Pid, told(Role, Pid, Row, Known)}
+             || {Role, Pid, Row} <- local_members()
+            ]),
+            find(New, attach_all(Told, State));
         _NotYet ->
             State
     end.
@@ -162,13 +186,16 @@ delete_if_gone(StreamId) ->
         _ExistsOrUnknown -> ok
     end.
 
+%% Roles are known by the supervisor, logs by the table that osiris keeps for readers. A member that
+%% is in one of them only is just starting or ending.
 local_members() ->
+    Rows = #{element(1, Row) => Row || Row <- rabbitmq_stream_s3_osiris:members()},
     try
         [
-            {role(Module), Pid}
+            {role(Module), Pid, Row}
          || {_Id, Pid, _Type, [Module]} <- supervisor:which_children(osiris_server_sup),
-            is_pid(Pid),
-            Module =:= osiris_writer orelse Module =:= osiris_replica
+            Module =:= osiris_writer orelse Module =:= osiris_replica,
+            #{Pid := Row} <- [Rows]
         ]
     catch
         exit:_ -> []
@@ -177,46 +204,63 @@ local_members() ->
 role(osiris_writer) -> writer;
 role(osiris_replica) -> acceptor.
 
-attach_found(Role, Pid, Members, State) ->
-    try found(Role, Pid) of
-        #{stream_id := StreamId} = Info0 ->
-            %% What a hook has told, or a change of policy, is better than what can be asked.
-            Info =
-                case Members of
-                    #{StreamId := {Role, Pid, Known}} -> Known;
-                    _ -> Info0
-                end,
-            attach(Role, Pid, Info, State)
-    catch
-        Class:Reason ->
-            ?LOG_DEBUG(
-                "stream_s3: skipped a member that cannot be asked now: ~0p",
-                [{Role, Pid, Class, Reason}],
-                ?DOMAIN
-            ),
-            State
+%% What a hook has told, or a change of policy, is better than what can be found.
+told(Role, Pid, Found, Known) ->
+    StreamId =
+        case Found of
+            #{stream_id := Id} -> Id;
+            {_Pid, _Dir, Name, _Shared, _Reference} -> rabbitmq_stream_s3_hooks:stream_id(Name)
+        end,
+    case Known of
+        #{StreamId := {Role, Pid, Info}} -> Info;
+        _ -> Found
     end.
 
-found(Role, Pid) ->
-    Context = osiris_util:get_reader_context(Pid),
-    #{name := Name, dir := Dir, shared := Shared, reference := Reference} = Context,
+attach_all(Members, State) ->
+    lists:foldl(fun({Role, Pid, Info}, Acc) -> attach(Role, Pid, Info, Acc) end, State, Members).
+
+-dialyzer({nowarn_function, find/2}).
+find([_ | _] = New, #state{finding = undefined} = State) ->
+    {_Pid, Finding} = spawn_monitor(fun() ->
+        Infos = [
+            {Role, Pid, Info}
+         || {Role, Pid, Row} <- New, {ok, Info} <- [found(Role, Row)]
+        ],
+        exit({found, Infos})
+    end),
+    State#state{finding = Finding};
+find(_NoneOrStillFinding, State) ->
+    State.
+
+found(Role, {Pid, Dir, Name, Shared, Reference}) ->
     Module =
         case Role of
             writer -> osiris_writer;
             acceptor -> osiris_replica
         end,
-    Counter = osiris_counters:fetch({Module, Reference}),
-    true = Counter =/= undefined,
-    #{
-        stream_id => rabbitmq_stream_s3_hooks:stream_id(Name),
-        name => Name,
-        dir => Dir,
-        shared => Shared,
-        counter => Counter,
-        reference => Reference,
-        epoch => epoch(Role, {Module, Reference}),
-        retention => user_retention(Reference)
-    }.
+    try osiris_counters:fetch({Module, Reference}) of
+        Counter when Counter =/= undefined ->
+            {ok, #{
+                stream_id => rabbitmq_stream_s3_hooks:stream_id(Name),
+                name => Name,
+                dir => Dir,
+                shared => Shared,
+                counter => Counter,
+                reference => Reference,
+                epoch => epoch(Role, {Module, Reference}),
+                retention => user_retention(Reference)
+            }};
+        undefined ->
+            not_now
+    catch
+        Class:Reason ->
+            ?LOG_DEBUG(
+                "stream_s3: skipped a member that cannot be looked at now: ~0p",
+                [{Role, Pid, Class, Reason}],
+                ?DOMAIN
+            ),
+            not_now
+    end.
 
 %% A member that runs has its epoch in its counters; only a writer's matters.
 epoch(writer, Id) ->

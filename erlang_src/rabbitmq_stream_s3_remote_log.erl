@@ -4,13 +4,15 @@
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_remote_log).
 
--export([open/4, read/2, next_offset/1, engine/1, close/1]).
+-export([open/4, read/2, next_offset/1, start/1, engine/1, close/1]).
 -export([iterator/2, iterator_next/1]).
 
 -record(remote, {
     handle :: rabbitmq_stream_s3_nif:reader(),
     engine :: rabbitmq_stream_s3_nif:engine(),
     next_offset :: osiris:offset(),
+    %% Until the first chunk: that of a timestamp is not known before, next_offset is a guess.
+    start :: start() | undefined,
     chunk_selector :: all | user_data,
     filter :: undefined | osiris_bloom:mstate(),
     counter :: counters:counters_ref()
@@ -54,6 +56,7 @@ open(Engine, StreamId, Start, Options) ->
                 handle = Handle,
                 engine = Engine,
                 next_offset = Next,
+                start = Start,
                 chunk_selector = Selector,
                 filter = Filter,
                 counter = Counter
@@ -109,7 +112,7 @@ reader_read(Handle, CommittedChunkId) ->
 advance(#{chunk_id := ChunkId, num_records := Records}, #remote{counter = Counter} = Remote) ->
     counters:put(Counter, ?C_OFFSET, ChunkId + Records),
     counters:add(Counter, ?C_CHUNKS, 1),
-    Remote#remote{next_offset = ChunkId + Records}.
+    Remote#remote{next_offset = ChunkId + Records, start = undefined}.
 
 wanted(#{type := Type} = Header, ChunkFilter, #remote{filter = Filter} = Remote) ->
     case osiris_bloom:is_match(ChunkFilter, Filter) of
@@ -127,6 +130,11 @@ selected(user_data, _) -> false.
 -spec next_offset(t()) -> osiris:offset().
 next_offset(#remote{next_offset = Next}) ->
     Next.
+
+-doc "Where another handle has to start to go on.".
+-spec start(t()) -> start().
+start(#remote{start = undefined, next_offset = Next}) -> {offset, Next};
+start(#remote{start = Start}) -> Start.
 
 -doc "The engine that it reads with; another one may have come since.".
 -spec engine(t()) -> rabbitmq_stream_s3_nif:engine().

@@ -23,6 +23,7 @@ starts anew.
 -include_lib("rabbit_common/include/rabbit.hrl").
 
 -export([start_link/2, serves/1, republish/1, update_retention/2, cut/1, status/1, statuses/0]).
+-export([recovery_text/3]).
 -export([
     init/1,
     handle_continue/2,
@@ -173,8 +174,15 @@ terminate(_Reason, #state{stream_id = StreamId, stream = Stream} = State) ->
     _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
     rabbitmq_stream_s3_registry:unregister_name({StreamId, node()}).
 
-open(#state{info = Info} = State) ->
+open(#state{info = Info0, stream_id = StreamId, writer = Writer} = State0) ->
     Ref = make_ref(),
+    %% A restarted reader has been given what was true when the first one started.
+    Info =
+        case rabbitmq_stream_s3_manifest_replica:retention(StreamId, Writer) of
+            {ok, Current} -> Info0#{retention := Current};
+            none -> Info0
+        end,
+    State = State0#state{info = Info},
     case open_native(Ref, State) of
         {ok, Stream} ->
             %% The engine goes with its owner, and this handle with it.
@@ -255,11 +263,7 @@ handle_push({range, Range}, #state{stream_id = StreamId, info = Info} = State) -
     {noreply, State#state{range = Range}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
-    ?LOG_WARNING(
-        "stream_s3: ~ts: ~ts, the remote tier starts anew; offsets ~b to ~b are not in it",
-        [StreamId, recovery_text(Kind), From, To],
-        ?DOMAIN
-    ),
+    ?LOG_WARNING("stream_s3: ~ts: ~ts", [StreamId, recovery_text(Kind, From, To)], ?DOMAIN),
     {noreply, State};
 handle_push({problem, Kind, Text}, #state{stream_id = StreamId, problems = Problems} = State) ->
     ok = rabbitmq_stream_s3_counters:add(stream_problems),
@@ -390,5 +394,27 @@ native_status({error, _}) -> #{}.
 recovery_counter(local_log_ahead) -> local_log_ahead_recoveries;
 recovery_counter(remote_tier_ahead) -> remote_tier_ahead_recoveries.
 
-recovery_text(local_log_ahead) -> "local data went before it was uploaded";
-recovery_text(remote_tier_ahead) -> "the remote tier is of another timeline".
+-doc false.
+-spec recovery_text(local_log_ahead | remote_tier_ahead, osiris:offset(), osiris:offset()) ->
+    unicode:chardata().
+recovery_text(local_log_ahead, From, To) when From < To ->
+    io_lib:format(
+        "local_log_ahead: retention dropped offsets ~b to ~b from the local log before they were"
+        " uploaded. The remote tier starts anew at ~b and gives up what it has below",
+        [From, To - 1, To]
+    );
+recovery_text(local_log_ahead, _From, To) ->
+    io_lib:format("local_log_ahead: the remote tier starts anew at offset ~b", [To]);
+recovery_text(remote_tier_ahead, From, To) when To < From ->
+    io_lib:format(
+        "remote_tier_ahead: the local log, which decides, has lost its end and is not what was"
+        " uploaded. What is below offset ~b stays in the remote tier; offsets ~b to ~b of it are"
+        " given up, and uploaded again as far as the local log has them",
+        [To, To, From - 1]
+    );
+recovery_text(remote_tier_ahead, _From, To) ->
+    io_lib:format(
+        "remote_tier_ahead: the local log, which decides, is not what was uploaded. What is below"
+        " offset ~b stays in the remote tier; the rest is uploaded again",
+        [To]
+    ).

@@ -14,6 +14,7 @@ hooks_test_() ->
         fun retention_trims_what_is_durable/0,
         fun retention_waits_for_a_pending_manifest/0,
         fun retention_of_an_unknown_folder_is_stock/0,
+        fun an_evaluation_is_in_the_name_of_the_member/0,
         fun an_evaluation_moves_the_floor/0,
         fun tracking_looks_at_both_tiers/0
     ]].
@@ -143,6 +144,24 @@ an_evaluation_moves_the_floor() ->
         ok = gen_batch_server:stop(Pid)
     end.
 
+an_evaluation_is_in_the_name_of_the_member() ->
+    Log = ?LOG:new("timer", #{retention => [{max_age, 1000}]}),
+    {attach, writer, Member, Info} = announced(),
+    Test = self(),
+    Retention = spawn_link(fun() ->
+        receive
+            Message -> Test ! Message
+        end
+    end),
+    true = register(osiris_retention, Retention),
+    Monitor = monitor(process, Retention),
+    _ = spawn_link(fun() -> ok = ?HOOKS:evaluate_local_retention(Info) end),
+    receive
+        {'DOWN', Monitor, process, Retention, _} -> ok
+    end,
+    Dir = ?LOG:dir(Log),
+    ?assertMatch({eval, Member, _, Dir, [{max_age, 1000}], _}, announced()).
+
 %% Osiris forgets stored offsets of consumers below the first offset of the log.
 tracking_looks_at_both_tiers() ->
     Dir = filename:join(["/tmp", "stream_s3_eunit_" ++ os:getpid(), "tracking"]),
@@ -157,7 +176,8 @@ tracking_looks_at_both_tiers() ->
     ?assertEqual({10, 1000}, Firsts()),
     ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range#{first_offset := 40}}),
     ?assertEqual({50, 5000}, Firsts()),
+    %% At the start of a node a log may open before anybody can be told of it.
     ets:delete(?MANIFEST_CACHE, <<"tracking">>),
-    ?assertEqual({50, 5000}, Firsts()),
+    ?assertEqual({0, 0}, Firsts()),
     ok = rabbitmq_stream_s3_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).

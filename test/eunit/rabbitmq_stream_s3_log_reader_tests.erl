@@ -1,6 +1,8 @@
 -module(rabbitmq_stream_s3_log_reader_tests).
 -include_lib("eunit/include/eunit.hrl").
 
+-export([log/2]).
+
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
 -define(TAG, rabbitmq_stream_s3_log_reader).
@@ -28,6 +30,8 @@ log_reader_test_() ->
             fun reports_remote_errors/1,
             fun outlives_a_store_that_is_unavailable/1,
             fun waits_while_the_plugin_is_off/1,
+            fun keeps_its_timestamp_until_the_first_chunk/1,
+            fun says_each_outage_once/1,
             fun adopts_readers_that_were_open_before/1
         ],
         How <- [send_file, chunk_iterator]
@@ -37,6 +41,8 @@ log_reader_test_() ->
             fun attaches_where_the_offset_is/0,
             fun waits_a_bounded_time_for_the_manifest/0,
             fun needs_no_manifest_for_a_log_that_is_all_here/0,
+            fun a_member_that_nobody_has_announced_is_waited_for/0,
+            fun no_engine_does_not_mean_not_tiered/0,
             fun resolves_specs/0,
             fun counts_once/0,
             fun outlives_the_code_of_the_plugin/0,
@@ -365,7 +371,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     uploaded(20, Log),
     {First, Reader1} = take(3, open(How, first, Log)),
     3 = ?LOG:trim(20, Log),
-    ok = ?NIF:forget(?LOG:stream_id(Log)),
+    _ = ?NIF:forget(?LOG:stream_id(Log)),
     Reader2 = asked_as_its_owner_does(Reader1),
     ?NIF:put(?LOG:stream_id(Log), {0, 20}, Uploaded),
     {Rest, Reader3} = all(Reader2),
@@ -376,7 +382,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     uploaded(0, Stock),
     {_, Reader4} = take(3, open(How, first, Stock)),
     3 = ?LOG:trim(24, Stock),
-    ok = ?NIF:forget(?LOG:stream_id(Stock)),
+    _ = ?NIF:forget(?LOG:stream_id(Stock)),
     ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 0),
     {end_of_stream, Reader5} = next(Reader4),
     {Chunks, Reader6} = all(Reader5),
@@ -555,6 +561,64 @@ waits_while_the_plugin_is_off(How) ->
     _ = not_woken(),
     ok.
 
+%% Chunks have times of their own here, and the route gives the start of the fragment, as the native
+%% one does.
+keeps_its_timestamp_until_the_first_chunk(How) ->
+    Log = ?LOG:append(9, ?LOG:new("timestamp")),
+    Chunks = [
+        setelement(1, C, H#{timestamp := 1000 + Id})
+     || {#{chunk_id := Id} = H, _, _, _} = C <- ?LOG:chunks(Log)
+    ],
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 18}, Chunks),
+    2 = ?LOG:trim(18, Log),
+    Reader0 = open(How, {timestamp, 1004}, Log),
+    ?NIF:restart(),
+    {[{4, _}], Reader1} = take(1, Reader0),
+    ?NIF:restart(),
+    {[{6, _}], Reader2} = take(1, Reader1),
+    close(Reader2).
+
+says_each_outage_once(How) ->
+    Log = ?LOG:append(9, ?LOG:new("outages")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Off = fun(Reader0) ->
+        ?NIF:restart(),
+        persistent_term:erase({rabbitmq_stream_s3, engine}),
+        {end_of_stream, Reader1} = next(Reader0),
+        {end_of_stream, Reader2} = next(Reader1),
+        ?NIF:restart(),
+        Reader2
+    end,
+    {_, Reader} = take(1, open(How, first, Log)),
+    ok = logger:set_handler_config(default, level, none),
+    ok = logger:add_handler(?MODULE, ?MODULE, #{config => #{pid => self()}}),
+    try
+        Once = Off(Reader),
+        %% Its handle, and that there is no engine to open another one with.
+        ?assertEqual(2, said()),
+        {_, GoesOn} = take(1, Once),
+        Twice = Off(GoesOn),
+        %% Its handle, and that there is no engine to open another one with.
+        ?assertEqual(2, said()),
+        close(Twice)
+    after
+        ok = logger:remove_handler(?MODULE),
+        ok = logger:set_handler_config(default, level, all)
+    end,
+    _ = not_woken(),
+    ok.
+
+%% As a handler of the logger.
+log(#{level := error}, #{config := #{pid := Pid}}) -> Pid ! said;
+log(_, _) -> ok.
+
+said() ->
+    receive
+        said -> 1 + said()
+    after 0 -> 0
+    end.
+
 adopts_readers_that_were_open_before(How) ->
     Log = ?LOG:append(12, ?LOG:new("adopted")),
     Expected = stock(How, first, #{}, Log),
@@ -677,6 +741,60 @@ needs_no_manifest_for_a_log_that_is_all_here() ->
             {first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}
         ]
     ].
+
+%% At the start of a node: its stream has been trimmed, and nobody knows of it yet.
+a_member_that_nobody_has_announced_is_waited_for() ->
+    Log = ?LOG:append(9, ?LOG:new("unannounced")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    StreamId = ?LOG:stream_id(Log),
+    Chunks = ?NIF:forget(StreamId),
+    ok = cached(Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    ?assertEqual(pending, ?NIF:manifest_range(double, StreamId)),
+    close(open(chunk_iterator, last, Log)),
+    ok = ?NIF:put(StreamId, {0, 18}, Chunks),
+    {ok, State} = Open(),
+    ?assertEqual(0, osiris_log:next_offset(State)),
+    ok = osiris_log:close(State),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
+    true = ets:delete(osiris_reader_context_cache, self()).
+
+no_engine_does_not_mean_not_tiered() ->
+    Log = ?LOG:append(9, ?LOG:new("no_engine")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Engine = persistent_term:get({rabbitmq_stream_s3, engine}),
+    persistent_term:erase({rabbitmq_stream_s3, engine}),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    [close(open(chunk_iterator, Spec, Log)) || Spec <- [last, next, 13]],
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
+    Self = self(),
+    {_, Monitor} = spawn_monitor(fun() ->
+        Self ! opening,
+        {ok, State} = Open(),
+        0 = osiris_log:next_offset(State),
+        ok = osiris_log:close(State)
+    end),
+    receive
+        opening -> ok
+    end,
+    persistent_term:put({rabbitmq_stream_s3, engine}, Engine),
+    receive
+        {'DOWN', Monitor, process, _, Reason} -> ?assertEqual(normal, Reason)
+    end,
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+cached(Log) ->
+    #{dir := Dir, name := Name, shared := Shared, reference := Ref} = ?LOG:context(#{}, Log),
+    Cache = osiris_reader_context_cache,
+    _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
+    true = ets:insert(Cache, {self(), Dir, Name, Shared, Ref, fun(_) -> ok end}),
+    ok.
 
 wait_for_waiter() ->
     case ets:match(?NIF, {{await, '$1'}, '_', '_'}) of

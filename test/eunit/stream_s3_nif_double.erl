@@ -70,8 +70,8 @@ put(StreamId, Range, Chunks) ->
     ok.
 
 forget(StreamId) ->
-    true = ets:delete(?TABLE, {stream, StreamId}),
-    ok.
+    [{_, _, Chunks}] = ets:take(?TABLE, {stream, StreamId}),
+    Chunks.
 
 %% How many reads to answer with wait.
 stall(Reads) ->
@@ -117,6 +117,7 @@ manifest_await(_, Pid, Ref, StreamId) ->
 route(_, StreamId, Spec, LocalFirst, LocalNext) ->
     case {manifest_range(double, StreamId), Spec} of
         {pending, _} -> pending;
+        {none, _} -> pending;
         {_, last} -> {local, last};
         {_, next} -> {local, next};
         {_, {offset, N}} when LocalFirst >= 0, N >= LocalFirst -> {local, Spec};
@@ -141,7 +142,8 @@ route({timestamp, Ts}, First, Next, _, _, StreamId) ->
     [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     Remote = [Id || {#{chunk_id := Id, timestamp := T}, _, _, _} <- Chunks, T >= Ts],
     case Remote of
-        [Id | _] when Id < Next -> {remote, max(First, Id)};
+        %% As the native one: where its fragment begins, not where the chunk is.
+        [Id | _] when Id < Next -> {remote, First};
         _ -> {local, {timestamp, Ts}}
     end.
 

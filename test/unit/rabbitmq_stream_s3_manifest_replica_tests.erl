@@ -5,7 +5,7 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_forget/2, manifest_resolve/5]).
--export([get_consistent/1, list/0, evaluate_local_retention/1]).
+-export([get_consistent/1, list/0, evaluate_local_retention/1, stream_id/1]).
 
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
 -define(ID, <<"stream">>).
@@ -14,6 +14,7 @@ replica_test_() ->
     {foreach, fun start/0, fun stop/1,
         patient([
             {"a new acceptor: pointer, manifest, row, retention", fun registers/0},
+            {"what is open when the plugin comes is pending at once", fun marks_members/0},
             {"nothing persisted is known as empty", fun empty/0},
             {"an unknown pointer stays pending and is asked for again", fun store_down/0},
             {"what is not newer is no news", fun stale/0},
@@ -25,6 +26,7 @@ replica_test_() ->
             {"a look believes it again, the second time", fun taken_back_for_good/0},
             {"with its member all of it goes", fun down/0},
             {"the row of a member that has come already stays", fun down_late/0},
+            {"what the next writer has made known outlives the one before", fun down_late_writer/0},
             {"a member that becomes the writer resolves nothing here", fun becomes_writer/0},
             {"a writer that becomes a replica knows nothing", fun becomes_acceptor/0},
             {"a new engine has it resolved again, the row stays", fun engine_opened/0},
@@ -45,7 +47,7 @@ patient(Tests) ->
         {manifest_resolve, 5}
     ]},
     {rabbitmq_stream_s3_db, [{get_consistent, 1}, {list, 0}]},
-    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}]}
+    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}, {stream_id, 1}]}
 ]).
 
 start() ->
@@ -65,6 +67,8 @@ stop(Pid) ->
     ok = rabbitmq_stream_s3:erase_engine(),
     [
         begin
+            %% The module itself may have been loaded by another test.
+            _ = code:purge(Module),
             true = code:delete(Module),
             code:purge(Module)
         end
@@ -121,6 +125,8 @@ list() ->
 evaluate_local_retention(#{stream_id := StreamId, retention := Retention}) ->
     tell({evaluated, ?REPLICA:range(StreamId), Retention}).
 
+stream_id(Name) -> list_to_binary(Name).
+
 tell(What) ->
     [{test, Pid}] = ets:lookup(?MODULE, test),
     Pid ! What,
@@ -141,6 +147,15 @@ member(Role, StreamId) ->
     end),
     ok = ?REPLICA:register_member(Role, Pid, info(StreamId)),
     Pid.
+
+marks_members() ->
+    Cache = osiris_reader_context_cache,
+    Cache = ets:new(Cache, [named_table, public]),
+    true = ets:insert(Cache, {self(), "/some/where", "name", shared, reference, fun(_) -> ok end}),
+    ok = ?REPLICA:mark_members(),
+    true = ets:delete(Cache),
+    ?assertEqual(pending, ?REPLICA:range(<<"name">>)),
+    ?assertEqual({ok, <<"name">>}, ?REPLICA:dir("/some/where")).
 
 info(StreamId) ->
     #{
@@ -378,6 +393,24 @@ becomes_writer() ->
     moved({1, 9, 7}),
     nothing_asked(),
     ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+
+down_late_writer() ->
+    Dead = member(writer),
+    settle(),
+    %% In its own process, as the hook does it; its registration comes later.
+    ok = ?REPLICA:member_started(writer, <<"/nowhere/stream">>, ?ID),
+    Range = range({2, 9, 7}),
+    ok = ?REPLICA:put(?ID, Range),
+    Monitor = monitor(process, Dead),
+    Dead ! stop,
+    wait_down(Monitor),
+    settle(),
+    ?assertEqual({ok, Range}, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    receive
+        {forgotten, _} = Forgotten -> error(Forgotten)
+    after 0 -> ok
+    end.
 
 becomes_acceptor() ->
     store({ok, {2, 8, 6}}),

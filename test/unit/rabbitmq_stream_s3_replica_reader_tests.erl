@@ -5,6 +5,7 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -export([stream_open/4, stream_event/2, stream_status/1, stream_close/1, manifest_forget/2]).
+-export([manifest_mark_pending/2]).
 
 -define(READER, rabbitmq_stream_s3_replica_reader).
 -define(ID, <<"stream">>).
@@ -22,7 +23,8 @@ reader_test_() ->
         {"it ends normally when the stream was deleted, and forgets it", fun deleted/0},
         {"it opens the stream with the next engine when one is lost", fun engine_lost/0},
         {"it has one name, and closes what it opened", fun name/0},
-        {"a changed policy is passed on", fun policy/0}
+        {"a changed policy is passed on", fun policy/0},
+        {"a changed policy outlives the reader", fun policy_outlives_reader/0}
     ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -36,7 +38,8 @@ start() ->
         {stream_event, 2},
         {stream_status, 1},
         {stream_close, 1},
-        {manifest_forget, 2}
+        {manifest_forget, 2},
+        {manifest_mark_pending, 2}
     ]),
     ok = rabbitmq_stream_s3:set_engine(double),
     ok = rabbitmq_stream_s3_registry:create_table(),
@@ -58,6 +61,7 @@ stop(Pids) ->
         Pids
     ),
     ok = rabbitmq_stream_s3:erase_engine(),
+    _ = code:purge(rabbitmq_stream_s3_nif),
     true = code:delete(rabbitmq_stream_s3_nif),
     _ = code:purge(rabbitmq_stream_s3_nif),
     true = ets:delete(rabbitmq_stream_s3_registry),
@@ -117,6 +121,8 @@ manifest_forget(double, StreamId) ->
     tell({forgotten, StreamId}),
     ok.
 
+manifest_mark_pending(double, _StreamId) -> ok.
+
 tell(What) ->
     [{test, Pid}] = ets:lookup(?MODULE, test),
     Pid ! What.
@@ -129,7 +135,12 @@ open(Retention) ->
     true = ets:insert(?MODULE, {test, Test}),
     Writer = spawn(fun() -> writer(Test) end),
     Shared = osiris_log_shared:new(),
-    Info = #{
+    Info = info(Shared, Retention),
+    process_flag(trap_exit, true),
+    start_reader(Writer, Info).
+
+info(Shared, Retention) ->
+    #{
         stream_id => ?ID,
         name => ?ID,
         dir => "/nowhere",
@@ -138,8 +149,9 @@ open(Retention) ->
         reference => {resource, <<"/">>, queue, <<"q">>},
         epoch => 3,
         retention => Retention
-    },
-    process_flag(trap_exit, true),
+    }.
+
+start_reader(Writer, #{shared := Shared} = Info) ->
     {ok, Reader} = ?READER:start_link(Writer, Info),
     Ref =
         receive
@@ -359,3 +371,27 @@ policy() ->
     ok = ?READER:update_retention(Reader, [{max_bytes, 99}]),
     ?assertEqual({retention, #{max_bytes => 99}}, event()),
     normal = close(Open).
+
+policy_outlives_reader() ->
+    #{reader := Reader, writer := Writer, shared := Shared} = open([{max_bytes, 10}]),
+    {retention, #{max_bytes := 10}} = event(),
+    {committed, _, _} = event(),
+    Info = info(Shared, [{max_bytes, 10}]),
+    ok = rabbitmq_stream_s3_manifest_replica:register_member(writer, Writer, Info),
+    ok = rabbitmq_stream_s3_manifest_replica:update_retention(?ID, Writer, [{max_bytes, 99}]),
+    exit(Reader, kill),
+    killed = ended(Reader),
+    %% As its supervisor does it, with what it knows.
+    Open = start_reader(Writer, Info),
+    ?assertEqual({retention, #{max_bytes => 99}}, event()),
+    normal = close(Open).
+
+recovery_text_test_() ->
+    Says = fun(Kind, From, To, Parts) ->
+        Text = lists:flatten(?READER:recovery_text(Kind, From, To)),
+        [?_assertNotEqual({nomatch, Part}, {string:find(Text, Part), Part}) || Part <- Parts]
+    end,
+    [
+        Says(local_log_ahead, 10, 50, ["offsets 10 to 49", "anew at 50"]),
+        Says(remote_tier_ahead, 50, 10, ["below offset 10 stays", "10 to 49 of it are given up"])
+    ].
