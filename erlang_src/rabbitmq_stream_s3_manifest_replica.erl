@@ -13,8 +13,8 @@ writer's range is put here by its replica reader. Writers of rows call from thei
 hook runs inside osiris and must not wait for ours).
 
 Streams that are written on another node: the writer's replica reader tells the pointer after every
-persist, and when asked, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs in
-this process).
+persist, and when asked, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs
+in this process).
 A message may be lost, and a node without the plugin never sends one: the reconciler's round
 compares with the metadata store.
 """.

@@ -3,11 +3,11 @@
 One replica's way to the newest manifest of its stream: what is known, what is asked for, what comes
 next. Pure; `rabbitmq_stream_s3_manifest_replica` does what `next/1` says and tells what came of it.
 
-Owns: one piece of work at a time, the newest pointer wins, back-off, that a pointer which its writer
-has taken back is not believed again, and which manifest is *confirmed*: its writer has told of it,
-so it has seen that the log goes on where the manifest ends. By any other a node's readers may go, as
-the writer's own do before, and its local retention must not. A look (`seen/2`) finds what no message
-told.
+Owns: one piece of work at a time, the newest pointer wins, back-off, that a pointer which its
+writer has taken back is not believed again, and which manifest is *confirmed*: its writer has told
+of it, so it has seen that the log goes on where the manifest ends. By any other a node's readers
+may go, as the writer's own do, and its local retention must not. A look (`seen/2`) finds what no
+message told.
 """.
 
 -export([
