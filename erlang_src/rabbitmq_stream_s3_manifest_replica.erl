@@ -13,7 +13,8 @@ writer's range is put here by its replica reader. Writers of rows call from thei
 hook runs inside osiris and must not wait for ours).
 
 Streams that are written on another node: the writer's replica reader tells the pointer after every
-persist, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs in this process).
+persist, and when asked, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs
+in this process).
 A message may be lost, and a node without the plugin never sends one: the reconciler's round
 compares with the metadata store.
 """.
@@ -40,6 +41,7 @@ compares with the metadata store.
     retention/2,
     members/0,
     announce/3,
+    ask_writer/1,
     look/0,
     engine_opened/0
 ]).
@@ -184,16 +186,24 @@ announce(Nodes, StreamId, Range) ->
         none ->
             ok;
         Message ->
-            lists:foreach(
-                fun(Node) ->
-                    _ = erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
-                end,
-                lists:delete(node(), Nodes)
-            )
+            tell(Nodes, Message)
     end.
 
-announcement(StreamId, #{pointer := {Epoch, Uid, Revision}}) ->
-    {pointer_moved, StreamId, Epoch, Uid, Revision, node()};
+-doc "Asks for an announcement, whichever node the writer is on. As lossy as that.".
+-spec ask_writer(stream_id()) -> ok.
+ask_writer(StreamId) ->
+    tell(nodes(), {pointer_wanted, StreamId, node()}).
+
+tell(Nodes, Message) ->
+    lists:foreach(
+        fun(Node) ->
+            _ = erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
+        end,
+        lists:delete(node(), Nodes)
+    ).
+
+announcement(StreamId, #{pointer := {_Epoch, _Uid, _Revision} = Pointer, epoch := WriterEpoch}) ->
+    {pointer_moved, StreamId, Pointer, WriterEpoch, node()};
 announcement(StreamId, #{pointer := none, revision := Revision}) when Revision > 0 ->
     {pointer_taken_back, StreamId, Revision, node()};
 announcement(_StreamId, _NothingPersisted) ->
@@ -242,9 +252,15 @@ handle_cast({update_retention, StreamId, Pid, Specs}, #state{members = Members} 
         _ ->
             {noreply, State}
     end;
-handle_cast({pointer_moved, StreamId, Epoch, Uid, Revision, _WriterNode}, State) ->
+handle_cast({pointer_moved, StreamId, Pointer, WriterEpoch, _WriterNode}, State) ->
     ok = rabbitmq_stream_s3_counters:add(pointer_moves_received),
-    {noreply, resolver(announced, [StreamId, {Epoch, Uid, Revision}], State)};
+    {noreply, resolver(announced, [StreamId, Pointer, WriterEpoch], State)};
+handle_cast({pointer_wanted, StreamId, Node}, State) ->
+    case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
+        undefined -> ok;
+        Reader -> rabbitmq_stream_s3_replica_reader:announce_to(Reader, Node)
+    end,
+    {noreply, State};
 handle_cast({pointer_taken_back, StreamId, Revision, _WriterNode}, State) ->
     {noreply, resolver(taken_back, [StreamId, Revision], State)};
 handle_cast(look, State) ->

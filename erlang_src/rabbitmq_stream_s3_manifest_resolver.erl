@@ -2,7 +2,8 @@
 -moduledoc """
 Brings the manifests of streams that are written on other nodes to this one: reads the pointer, has
 the root fetched and published natively, puts the row, lets local retention run. In this order: what
-is trimmed must be findable by then.
+is trimmed must be findable by then. Row and retention wait until the writer has told of that very
+manifest; after a start, and in each look, it is asked to.
 
 Part of the state of rabbitmq_stream_s3_manifest_replica, in whose process it runs. Owns what is
 under way: tasks that talk to the metadata store, and native answers that are awaited; at most
@@ -17,7 +18,7 @@ rabbitmq_stream_s3_replica_context.
     add/3,
     update/3,
     remove/2,
-    announced/3,
+    announced/4,
     taken_back/3,
     look/1,
     engine_opened/1,
@@ -33,7 +34,9 @@ rabbitmq_stream_s3_replica_context.
     %% A new one for each member: what was asked for the one before it is not for this one.
     id :: reference(),
     info :: info(),
-    context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t()
+    context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t(),
+    %% What is published, until the row says the same.
+    range :: rabbitmq_stream_s3:range() | undefined
 }).
 -record(resolver, {
     streams = #{} :: #{stream_id() => #stream{}},
@@ -63,6 +66,7 @@ new() ->
 add(StreamId, Info, R0) ->
     #resolver{streams = Streams} = R = stop_work(StreamId, R0),
     Stream = #stream{id = make_ref(), info = Info},
+    ok = rabbitmq_stream_s3_manifest_replica:ask_writer(StreamId),
     run(ready(StreamId, R#resolver{streams = Streams#{StreamId => Stream}})).
 
 -spec update(stream_id(), info(), t()) -> t().
@@ -78,10 +82,17 @@ update(StreamId, Info, #resolver{streams = Streams} = R) ->
 remove(StreamId, #resolver{streams = Streams} = R) ->
     run(stop_work(StreamId, R#resolver{streams = maps:remove(StreamId, Streams)})).
 
--doc "The writer says that this is the pointer now.".
--spec announced(stream_id(), ?CONTEXT:pointer(), t()) -> t().
-announced(StreamId, Pointer, R) ->
-    run(news(StreamId, fun(Context) -> ?CONTEXT:announced(Pointer, Context) end, R)).
+-doc "The writer of this epoch says that this is the pointer now.".
+-spec announced(stream_id(), ?CONTEXT:pointer(), osiris:epoch(), t()) -> t().
+announced(StreamId, Pointer, WriterEpoch, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{info = #{epoch := Epoch}}} when WriterEpoch >= Epoch ->
+            News = fun(Context) -> ?CONTEXT:announced(Pointer, Context) end,
+            run(confirm(StreamId, news(StreamId, News, R)));
+        _ ->
+            %% Also what a writer has said whose log this member's may not be any more.
+            R
+    end.
 
 -doc "The writer says that the manifest of this revision must not be used any more.".
 -spec taken_back(stream_id(), pos_integer(), t()) -> t().
@@ -91,18 +102,23 @@ taken_back(StreamId, Revision, R0) ->
             R0;
         R ->
             ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
-            run(R)
+            #resolver{streams = #{StreamId := Stream} = Streams} = R,
+            run(R#resolver{streams = Streams#{StreamId := Stream#stream{range = undefined}}})
     end.
 
 -doc "Compares what is known of every stream with this node's copy of the pointers.".
 -spec look(t()) -> t().
-look(R) ->
+look(#resolver{streams = Streams} = R) ->
+    Unconfirmed = [Id || Id := #stream{context = C} <- Streams, not ?CONTEXT:confirmed(C)],
+    ok = lists:foreach(fun rabbitmq_stream_s3_manifest_replica:ask_writer/1, Unconfirmed),
     run(start_look(give_up_lost_work(R))).
 
 -doc "A new engine knows no manifest.".
 -spec engine_opened(t()) -> t().
 engine_opened(#resolver{streams = Streams} = R) ->
-    run(lists:foldl(fun start_over/2, R, maps:keys(Streams))).
+    StreamIds = maps:keys(Streams),
+    ok = lists:foreach(fun rabbitmq_stream_s3_manifest_replica:ask_writer/1, StreamIds),
+    run(lists:foldl(fun start_over/2, R, StreamIds)).
 
 -doc "A message of the process it lives in, if it is one of its own.".
 -spec handle_info(term(), t()) -> {ok, t()} | unknown.
@@ -215,13 +231,11 @@ resolve(Ref, StreamId, What) ->
     end.
 
 fetched(StreamId, {resolved, Range}, #resolver{streams = Streams} = R) ->
-    #{StreamId := #stream{context = Context0, info = Info} = Stream} = Streams,
+    #{StreamId := #stream{context = Context0} = Stream} = Streams,
     case ?CONTEXT:fetched(Context0) of
         {ok, Context} ->
             ok = log_recovered(StreamId, Context0),
-            ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
-            ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
-            set(StreamId, Stream#stream{context = Context}, R);
+            confirm(StreamId, set(StreamId, Stream#stream{context = Context, range = Range}, R));
         {taken_back, Context} ->
             ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
             set(StreamId, Stream#stream{context = Context}, R)
@@ -230,6 +244,17 @@ fetched(StreamId, {error, Kind, Text}, #resolver{streams = Streams} = R) ->
     #{StreamId := #stream{context = Context} = Stream} = Streams,
     ok = log_problem(StreamId, Kind, Text, Context),
     pause(StreamId, ?CONTEXT:failed(Kind, Context), Stream, R).
+
+confirm(StreamId, #resolver{streams = Streams} = R) ->
+    #{StreamId := #stream{context = Context, range = Range, info = Info} = Stream} = Streams,
+    case Range =/= undefined andalso ?CONTEXT:confirmed(Context) of
+        true ->
+            ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
+            ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+            R#resolver{streams = Streams#{StreamId := Stream#stream{range = undefined}}};
+        false ->
+            R
+    end.
 
 pause(StreamId, {wait, DelayMs, Context}, #stream{id = Id} = Stream, R) ->
     _ = erlang:send_after(DelayMs, self(), {waited, StreamId, Id}),

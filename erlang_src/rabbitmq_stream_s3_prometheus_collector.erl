@@ -88,7 +88,7 @@ node_metrics(Callback) ->
     AccessHelp = "0 if the bucket was not accessible when last asked",
     ok = emit(Callback, ?PREFIX, bucket_accessible, gauge, AccessHelp, [{[], Access}]),
     Pending = rabbitmq_stream_s3_manifest_replica:pending(),
-    PendingHelp = "Streams with a member here whose manifest is not known yet",
+    PendingHelp = "Streams with a member here whose manifest is not known, or not confirmed",
     ok = emit(Callback, ?PREFIX, manifests_pending, gauge, PendingHelp, [{[], Pending}]),
     Counted = rabbitmq_stream_s3_counters:overview(),
     lists:foreach(

@@ -3,8 +3,11 @@
 One replica's way to the newest manifest of its stream: what is known, what is asked for, what comes
 next. Pure; `rabbitmq_stream_s3_manifest_replica` does what `next/1` says and tells what came of it.
 
-Owns: one piece of work at a time, the newest pointer wins, back-off, and that a pointer which its
-writer has taken back is not believed again. A look (`seen/2`) finds what no message told.
+Owns: one piece of work at a time, the newest pointer wins, back-off, that a pointer which its
+writer has taken back is not believed again, and which manifest is *confirmed*: its writer has told
+of it, so it has seen that the log goes on where the manifest ends. By any other a node's readers
+may go, as the writer's own do, and its local retention must not. A look (`seen/2`) finds what no
+message told.
 """.
 
 -export([
@@ -19,6 +22,7 @@ writer has taken back is not believed again. A look (`seen/2`) finds what no mes
     failed/2,
     waited/1,
     revision/1,
+    confirmed/1,
     failures/1
 ]).
 
@@ -29,9 +33,10 @@ writer has taken back is not believed again. A look (`seen/2`) finds what no mes
 -record(context, {
     %% What is published on this node.
     resolved = undefined :: undefined | empty | pointer(),
-    %% What to do after `work`.
-    wanted = read :: none | read | pointer(),
-    work = idle :: idle | reading | waiting | {fetching, empty | pointer()},
+    confirmed = false :: boolean(),
+    %% What to do after `work`; a pointer with whether it is confirmed.
+    wanted = read :: none | read | {pointer(), boolean()},
+    work = idle :: idle | reading | waiting | {fetching, empty | pointer(), boolean()},
     failures = 0 :: non_neg_integer(),
     %% Pointers of lower revisions have been taken back.
     floor = 0 :: non_neg_integer()
@@ -54,9 +59,15 @@ engine_lost(#context{floor = Floor}) ->
 
 -doc "The writer says that this is the pointer now. `false`: it is no news.".
 -spec announced(pointer(), t()) -> t() | false.
+announced(Pointer, #context{work = {fetching, Pointer, false}} = Context) ->
+    Context#context{work = {fetching, Pointer, true}};
+announced(Pointer, #context{wanted = {Pointer, false}} = Context) ->
+    want({Pointer, true}, Context);
+announced(Pointer, #context{resolved = Pointer, confirmed = false} = Context) ->
+    Context#context{confirmed = true};
 announced(Pointer, Context) ->
     case revision_of(Pointer) > newest(Context) of
-        true -> want(Pointer, Context#context{floor = 0});
+        true -> want({Pointer, true}, Context#context{floor = 0});
         false -> false
     end.
 
@@ -67,7 +78,12 @@ taken_back(Revision, Context) ->
         true ->
             false;
         false ->
-            Context#context{resolved = undefined, wanted = none, floor = Revision + 1}
+            Context#context{
+                resolved = undefined,
+                confirmed = false,
+                wanted = none,
+                floor = Revision + 1
+            }
     end.
 
 -doc "A look at this node's copy of the pointer. `false`: nothing to do.".
@@ -83,7 +99,7 @@ seen({_, _, Revision}, #context{floor = Floor} = Context) when Revision < Floor 
     Context#context{floor = 0};
 seen(Pointer, Context) ->
     case revision_of(Pointer) > newest(Context) of
-        true -> want(Pointer, Context);
+        true -> want({Pointer, false}, Context);
         false -> false
     end.
 
@@ -91,8 +107,8 @@ seen(Pointer, Context) ->
 -spec next(t()) -> {read, t()} | {fetch, pointer(), t()} | none.
 next(#context{work = idle, wanted = read} = Context) ->
     {read, Context#context{work = reading, wanted = none}};
-next(#context{work = idle, wanted = {_, _, _} = Pointer} = Context) ->
-    {fetch, Pointer, Context#context{work = {fetching, Pointer}, wanted = none}};
+next(#context{work = idle, wanted = {Pointer, Confirmed}} = Context) ->
+    {fetch, Pointer, Context#context{work = {fetching, Pointer, Confirmed}, wanted = none}};
 next(_) ->
     none.
 
@@ -100,17 +116,17 @@ next(_) ->
 -spec pointer_read({ok, pointer()} | not_found | error, t()) ->
     {fetch, empty | pointer(), t()} | {wait, pos_integer(), t()} | {idle, t()}.
 pointer_read({ok, Pointer}, #context{floor = Floor, wanted = Wanted} = Context) ->
-    Newest = newer(Pointer, Wanted),
+    {Newest, Confirmed} = newer({Pointer, false}, Wanted),
     case {revision_of(Newest), revision(Context)} of
         {Revision, _} when Revision < Floor ->
             wait(Context);
         {Revision, Resolved} when Revision > Resolved ->
-            {fetch, Newest, Context#context{work = {fetching, Newest}, wanted = none}};
+            {fetch, Newest, Context#context{work = {fetching, Newest, Confirmed}, wanted = none}};
         _ ->
             {idle, Context#context{work = idle, wanted = none}}
     end;
 pointer_read(not_found, #context{resolved = undefined, wanted = none} = Context) ->
-    {fetch, empty, Context#context{work = {fetching, empty}}};
+    {fetch, empty, Context#context{work = {fetching, empty, true}}};
 pointer_read(not_found, Context) ->
     {idle, Context#context{work = idle}};
 pointer_read(error, Context) ->
@@ -118,12 +134,17 @@ pointer_read(error, Context) ->
 
 -doc "What was fetched is published. `taken_back`: it must not be.".
 -spec fetched(t()) -> {ok, t()} | {taken_back, t()}.
-fetched(#context{work = {fetching, What}, floor = Floor} = Context) ->
+fetched(#context{work = {fetching, What, Confirmed}, floor = Floor} = Context) ->
     case revision_of(What) < Floor of
         true ->
             {taken_back, Context#context{work = idle}};
         false ->
-            {ok, Context#context{work = idle, resolved = What, failures = 0}}
+            {ok, Context#context{
+                work = idle,
+                resolved = What,
+                confirmed = Confirmed,
+                failures = 0
+            }}
     end.
 
 -doc "It is not: the pointer is read again after a pause, unless a newer one has been announced.".
@@ -144,6 +165,11 @@ waited(Context) ->
 -spec revision(t()) -> integer().
 revision(#context{resolved = undefined}) -> -1;
 revision(#context{resolved = Resolved}) -> revision_of(Resolved).
+
+-doc "Whether local retention may go by what is published here.".
+-spec confirmed(t()) -> boolean().
+confirmed(#context{confirmed = Confirmed}) ->
+    Confirmed.
 
 -doc "How often it has failed since it last worked.".
 -spec failures(t()) -> non_neg_integer().
@@ -170,17 +196,18 @@ wait(#context{failures = Failures, wanted = Wanted0} = Context) ->
 newest(#context{wanted = Wanted, work = Work} = Context) ->
     Fetching =
         case Work of
-            {fetching, What} -> revision_of(What);
+            {fetching, What, _} -> revision_of(What);
             _ -> -1
         end,
     lists:max([revision(Context), Fetching, revision_of(Wanted)]).
 
-newer(Pointer, Wanted) ->
-    case revision_of(Wanted) > revision_of(Pointer) of
+newer({Pointer, _} = Found, Wanted) ->
+    case revision_of(Wanted) >= revision_of(Pointer) of
         true -> Wanted;
-        false -> Pointer
+        false -> Found
     end.
 
 revision_of({_Epoch, _Uid, Revision}) -> Revision;
+revision_of({Pointer, _Confirmed}) -> revision_of(Pointer);
 revision_of(empty) -> 0;
 revision_of(_NoneOrRead) -> -1.

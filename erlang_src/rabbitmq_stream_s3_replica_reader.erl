@@ -22,8 +22,8 @@ starts anew.
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/2, serves/1, republish/1, update_retention/2, cut/1, status/1, statuses/0]).
--export([recovery_text/3]).
+-export([start_link/2, serves/1, republish/1, announce_to/2]).
+-export([update_retention/2, cut/1, status/1, statuses/0, recovery_text/3]).
 -export([
     init/1,
     handle_continue/2,
@@ -78,6 +78,11 @@ serves(StreamId) ->
 republish(Reader) ->
     gen_server:cast(Reader, republish).
 
+-doc "Tells a node that has a replica what is persisted, if the local log has shown that it fits.".
+-spec announce_to(pid(), node()) -> ok.
+announce_to(Reader, Node) ->
+    gen_server:cast(Reader, {announce_to, Node}).
+
 -spec update_retention(pid(), [osiris:retention_spec()]) -> ok.
 update_retention(Reader, Specs) ->
     gen_server:cast(Reader, {update_retention, Specs}).
@@ -131,6 +136,11 @@ handle_call(_Unknown, _From, State) ->
 handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
     State = State0#state{info = Info#{retention := Specs}},
     {noreply, send({retention, bounds(Specs)}, State)};
+handle_cast({announce_to, _Node}, #state{range = undefined} = State) ->
+    {noreply, State};
+handle_cast({announce_to, Node}, #state{range = Range, stream_id = StreamId} = State) ->
+    ok = rabbitmq_stream_s3_manifest_replica:announce([Node], StreamId, Range),
+    {noreply, State};
 handle_cast(republish, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast(republish, #state{range = Range, stream_id = StreamId} = State) ->

@@ -15,6 +15,8 @@ replica_test_() ->
         patient([
             {"a new acceptor: pointer, manifest, row, retention", fun registers/0},
             {"what is open when the plugin comes is pending at once", fun marks_members/0},
+            {"nothing is trimmed by what the writer has not told", fun unconfirmed/0},
+            {"what it has told counts for that very manifest", fun confirmed_is_exact/0},
             {"nothing persisted is known as empty", fun empty/0},
             {"an unknown pointer stays pending and is asked for again", fun store_down/0},
             {"what is not newer is no news", fun stale/0},
@@ -162,6 +164,7 @@ info(StreamId) ->
         stream_id => StreamId,
         name => StreamId,
         dir => <<"/nowhere/", StreamId/binary>>,
+        epoch => 1,
         retention => [{max_bytes, 1}]
     }.
 
@@ -177,8 +180,10 @@ range({Epoch, _Uid, Revision} = Pointer) ->
         pointer => Pointer
     }.
 
-moved({Epoch, Uid, Revision}) ->
-    gen_server:cast(?REPLICA, {pointer_moved, ?ID, Epoch, Uid, Revision, 'writer@elsewhere'}).
+moved({Epoch, _Uid, _Revision} = Pointer) -> moved(Pointer, Epoch).
+
+moved(Pointer, WriterEpoch) ->
+    gen_server:cast(?REPLICA, {pointer_moved, ?ID, Pointer, WriterEpoch, 'writer@elsewhere'}).
 
 asked() ->
     receive
@@ -189,8 +194,10 @@ asked() ->
 answer({Pid, Ref}, Answer) ->
     Pid ! {rabbitmq_stream_s3, Ref, Answer}.
 
+%% The writer says the same; that is no news.
 answer(Pointer) ->
     {From, Pointer} = asked(),
+    moved(Pointer),
     answer(From, {resolved, range(Pointer)}),
     Range = range(Pointer),
     receive
@@ -234,11 +241,40 @@ registers() ->
     ?assertEqual(pending, ?REPLICA:range(?ID)),
     ?assertEqual(1, ?REPLICA:pending()),
     ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    moved({1, 7, 5}),
     answer(From, {resolved, range({1, 7, 5})}),
     Range = range({1, 7, 5}),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
     ?assertEqual(0, ?REPLICA:pending()),
     nothing_asked().
+
+%% The writer has not seen yet that its log goes on where the manifest ends.
+unconfirmed() ->
+    store({ok, {1, 7, 5}}),
+    _ = member(acceptor),
+    {From, {1, 7, 5}} = asked(),
+    answer(From, {resolved, range({1, 7, 5})}),
+    %% Of a log that this member's may not be any more.
+    moved({1, 7, 5}, 0),
+    nothing_asked(),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    moved({1, 7, 5}),
+    Range = range({1, 7, 5}),
+    wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
+    nothing_asked().
+
+%% A newer one that is confirmed says nothing about this one.
+confirmed_is_exact() ->
+    store({ok, {1, 7, 5}}),
+    _ = member(acceptor),
+    {From, {1, 7, 5}} = asked(),
+    moved({1, 8, 6}),
+    answer(From, {resolved, range({1, 7, 5})}),
+    {Next, {1, 8, 6}} = asked(),
+    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    answer(Next, {resolved, range({1, 8, 6})}),
+    Range = range({1, 8, 6}),
+    wait({evaluated, {ok, Range}, [{max_bytes, 1}]}).
 
 empty() ->
     store(not_found),
@@ -310,6 +346,7 @@ look_until_asked() ->
     ok = ?REPLICA:look(),
     receive
         {resolve, From, ?ID, {1, 9, 8}} ->
+            moved({1, 9, 8}),
             answer(From, {resolved, range({1, 9, 8})}),
             Range = range({1, 9, 8}),
             wait({evaluated, {ok, Range}, [{max_bytes, 1}]})
@@ -474,6 +511,9 @@ retention() ->
 announces() ->
     store(not_found),
     Nodes = [node(), 'nobody@nowhere'],
+    ok = ?REPLICA:ask_writer(?ID),
+    gen_server:cast(?REPLICA, {pointer_wanted, ?ID, 'nobody@nowhere'}),
+    settle(),
     ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5})),
     ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}),
     ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}).
