@@ -341,7 +341,7 @@ impl World {
     /// A node takes over what is persisted, and trims its local log by it.
     pub fn hear(&mut self, stream: usize, node: usize, known: Known) {
         let Some(state) = self.streams.get_mut(stream) else { return };
-        if state.metadata.deleted {
+        if state.metadata.deleted || state.news_from.get(node).is_none_or(|from| known.version.0 < *from) {
             return;
         }
         let Some(slot) = state.known.get_mut(node) else { return };

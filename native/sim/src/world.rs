@@ -21,7 +21,11 @@ use crate::uploader::{Op, Uploader};
 /// Wall clock at virtual time 0.
 pub const WALL_MS: i64 = 1_700_000_000_000;
 /// Virtual time that the end of a run may take.
-const QUIET_MS: u64 = 120_000;
+const QUIET_MS: u64 = 300_000;
+/// Chunks that wait for their upload before the publishers pause.
+const MOST_BACKLOG: usize = 300;
+/// Fragments of a manifest before the publishers pause.
+const MOST_ENTRIES: usize = 100;
 /// Lines of a trace that are kept.
 const TRACE_LINES: usize = 400;
 
@@ -34,6 +38,8 @@ pub struct Stream {
     pub disks: Vec<NodeLog>,
     /// What each node knows of the manifest; `None`: pending.
     pub known: Vec<Option<Known>>,
+    /// News of older revisions than this came from before the node started over, and do not reach it.
+    pub news_from: Vec<u64>,
     /// Node of the writer.
     pub writer: usize,
     /// Its epoch.
@@ -309,7 +315,10 @@ impl World {
                 break;
             }
             if !self.step() {
-                break;
+                if self.at_rest() || next_look_ms >= until_ms {
+                    break;
+                }
+                self.now_ms = self.now_ms.max(next_look_ms);
             }
         }
         if self.violation.is_none() {
@@ -358,6 +367,17 @@ impl World {
         }
     }
 
+    /// Whether everything is durable, and what is to be gone is gone.
+    fn at_rest(&self) -> bool {
+        self.streams.iter().enumerate().all(|(number, state)| {
+            let durable = state.current.as_ref().map_or(0, |root| root.next_offset);
+            match state.metadata.deleted {
+                true => self.bucket.list(number).is_empty(),
+                false => state.log.is_empty() || durable == state.log.next_offset(),
+            }
+        })
+    }
+
     fn create_stream(&mut self) {
         let nodes = self.knobs.nodes;
         let stream = self.streams.len();
@@ -366,6 +386,7 @@ impl World {
             log: Log::default(),
             disks: vec![NodeLog::new(self.knobs.segment_bytes); nodes],
             known: vec![None; nodes],
+            news_from: vec![0; nodes],
             writer,
             epoch: 1,
             uploader: None,
@@ -407,7 +428,7 @@ impl World {
     }
 
     fn publish(&mut self, stream: usize) {
-        let count = self.rng.range(0, self.knobs.burst);
+        let mut count = self.rng.range(0, self.knobs.burst);
         let timestamp_ms = WALL_MS + self.now_ms as i64;
         let lag = self.rng.chance(3_000);
         let Some(state) = self.streams.get_mut(stream) else { return };
@@ -415,6 +436,13 @@ impl World {
         // have to tell the timelines apart otherwise.
         if state.current.as_ref().is_some_and(|root| root.next_offset > state.log.next_offset()) {
             return;
+        }
+        // What nobody bounds takes time to check and shows nothing new.
+        let (backlog, entries) = state.current.as_ref().map_or((state.log.len(), 0), |root| {
+            (state.log.len() - state.log.holding(root.next_offset), root.entries.len())
+        });
+        if backlog > MOST_BACKLOG || entries > MOST_ENTRIES {
+            count = 0;
         }
         for _ in 0..count {
             state.log.append(&mut self.rng, state.epoch, timestamp_ms);
@@ -486,6 +514,7 @@ impl World {
         let next_offset = state.log.next_offset();
         let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
         state.lost.push((revision, next_offset));
+        state.news_from.fill(revision);
         state.epoch += 1;
         state.uploader = None;
         state.known.fill(None);
@@ -567,8 +596,9 @@ impl World {
             disk.start_over(from);
             disk.replicate(&state.log, usize::MAX);
         }
-        if let Some(known) = state.known.get_mut(node) {
-            *known = None;
+        let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
+        if let (Some(known), Some(news_from)) = (state.known.get_mut(node), state.news_from.get_mut(node)) {
+            (*known, *news_from) = (None, revision);
         }
         // Whatever ran there is gone, and its readers start over: their log was deleted under them.
         for uploader in 0..self.uploaders.len() {

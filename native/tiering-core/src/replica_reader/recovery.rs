@@ -74,6 +74,12 @@ impl ReplicaReader {
 
     pub(super) fn maybe_reset(&mut self) {
         let now_ms = self.now_ms;
+        // While it waited, an earlier try of the transfer that was thought to be lost may have been answered after all.
+        let is_needed = |reset: &Reset| match reset.kind {
+            Recovery::LocalLogAhead => self.is_trimmed_by(reset.floor),
+            Recovery::RemoteTierAhead => true,
+        };
+        self.reset = self.reset.filter(is_needed);
         if !self.persist.is_idle() {
             return;
         }

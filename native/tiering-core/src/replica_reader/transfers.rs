@@ -246,6 +246,8 @@ impl ReplicaReader {
         self.transfers.set_trouble(reference, None);
         self.counters.transfers_completed += 1;
         if let Some(transfer) = self.transfers.get_mut(reference) {
+            // An earlier try may have had its bytes in time.
+            transfer.lost = false;
             self.counters.bytes_transferred += transfer.plan.object_bytes();
         }
         self.transfer_problem();
@@ -345,16 +347,19 @@ impl ReplicaReader {
 
     /// Asks for a recovery if what is not uploaded yet is not in the local log any more.
     pub(super) fn notice_trimmed(&mut self) {
-        let Some(floor) = self.local_first_chunk_id else {
-            return;
-        };
+        if let Some(floor) = self.local_first_chunk_id
+            && self.is_trimmed_by(floor)
+        {
+            self.request_reset(Recovery::LocalLogAhead, floor);
+        }
+    }
+
+    /// Whether a local log that starts at `floor` cannot give any more what is not uploaded yet.
+    pub(super) fn is_trimmed_by(&self, floor: u64) -> bool {
         // Chunks in the making were read, but only their headers: their bytes are gone, too.
         let uncut_is_gone = self.drain.uncut_from().is_some_and(|from| from < floor);
         let lost = |transfer: &Transfer| transfer.lost && transfer.plan.first_offset < floor;
-        let transfer_is_gone = self.transfers.troubled > 0 && self.transfers.queue.iter().any(lost);
-        if uncut_is_gone || transfer_is_gone {
-            self.request_reset(Recovery::LocalLogAhead, floor);
-        }
+        uncut_is_gone || self.transfers.troubled > 0 && self.transfers.queue.iter().any(lost)
     }
 
     /// Drops all transfers, and whatever is assembled is up to the caller.
