@@ -549,6 +549,10 @@ impl World {
 /// What a node may say about the manifest: not what is of a timeline that is no more.
 fn usable(state: &Stream, node: usize) -> Option<Arc<log_format::manifest::Root>> {
     let known = state.known.get(node)?.as_ref()?;
+    // Nor what reaches past the log, which only such a one can: it is about to be noticed.
+    if known.root.next_offset > state.log.next_offset() {
+        return None;
+    }
     let of_the_past = |(revision, next): &(u64, u64)| known.version.0 <= *revision && known.root.next_offset > *next;
     (!state.lost.iter().any(of_the_past)).then(|| Arc::clone(&known.root))
 }
