@@ -7,7 +7,8 @@ use bytes::Bytes;
 use log_format::chunk::HEADER_BYTES;
 use log_format::fragment;
 use tiering_core::remote_reader::{
-    Effect, Event as ReaderEvent, FailureKind, FragmentRef, ManifestView, ReadOutcome, ReadyQueue, RemoteReader, Start,
+    Effect, Event as ReaderEvent, FailureKind, FragmentRef, ManifestView, ReadOutcome, ReadyQueue,
+    RemoteReader, Start,
 };
 use tiering_core::replica_reader::{Failure, StoredObject};
 use tiering_core::route::{LocalSpec, Route, Spec, route};
@@ -23,7 +24,13 @@ pub(crate) enum ReaderOp {
     /// The node's manifest.
     Refresh(u64),
     /// Bytes of a fragment; `whole`: fewer are as good (an index).
-    Get { id: u64, fragment: FragmentRef, start: u64, end: u64, index: bool },
+    Get {
+        id: u64,
+        fragment: FragmentRef,
+        start: u64,
+        end: u64,
+        index: bool,
+    },
 }
 
 /// Something for a reader.
@@ -41,7 +48,10 @@ struct Remote {
     queue: ReadyQueue,
     wake_ms: Option<u64>,
     wakes_in_a_row: u32,
-    jumps_seen: u64,
+    /// Requests without an answer, and when the last answer came.
+    in_flight: usize,
+    answered_ms: u64,
+    finished_ms: u64,
     crc_seen: u64,
 }
 
@@ -102,11 +112,21 @@ impl World {
 
     fn new_subscription(&mut self, consumer: usize) {
         let live: Vec<usize> = (0..self.streams.len())
-            .filter(|stream| self.streams.get(*stream).is_some_and(|state| !state.metadata.deleted))
+            .filter(|stream| {
+                self.streams
+                    .get(*stream)
+                    .is_some_and(|state| !state.metadata.deleted)
+            })
             .collect();
-        let stream = live.get(self.rng.below(live.len().max(1))).copied().unwrap_or(0);
+        let stream = live
+            .get(self.rng.below(live.len().max(1)))
+            .copied()
+            .unwrap_or(0);
         let node = self.rng.below(self.knobs.nodes);
-        let next = self.streams.get(stream).map_or(0, |state| state.log.next_offset());
+        let next = self
+            .streams
+            .get(stream)
+            .map_or(0, |state| state.log.next_offset());
         let ago_ms = self.rng.range(0, self.now_ms + 50);
         let offset = self.rng.range(0, next + 5);
         let spec = match self.rng.below(9) {
@@ -162,9 +182,15 @@ impl World {
 
     /// Whether it got a chunk or moved on.
     fn read_one(&mut self, consumer: usize) -> bool {
-        let Some(it) = self.consumers.get_mut(consumer) else { return false };
-        let Some(state) = self.streams.get(it.stream) else { return false };
-        let Some(disk) = state.disks.get(it.node) else { return false };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return false;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return false;
+        };
+        let Some(disk) = state.disks.get(it.node) else {
+            return false;
+        };
         match &mut it.mode {
             Mode::Attach(spec) => {
                 let spec = *spec;
@@ -177,7 +203,10 @@ impl World {
                 true
             }
             Mode::Local(index) if *index < disk.end => {
-                let (at, bytes) = (*index, Bytes::copy_from_slice(state.log.bytes(*index, *index + 1)));
+                let (at, bytes) = (
+                    *index,
+                    Bytes::copy_from_slice(state.log.bytes(*index, *index + 1)),
+                );
                 *index += 1;
                 let id = state.log.id(at);
                 self.coverage.hit("reader local chunk");
@@ -186,7 +215,11 @@ impl World {
             }
             Mode::Local(_) => false,
             Mode::Remote(remote) => {
-                let committed = if disk.end == 0 { 0 } else { state.log.id(disk.end - 1) };
+                if disk.end == 0 {
+                    // A replica that has nothing yet: nothing is committed there.
+                    return false;
+                }
+                let committed = state.log.id(disk.end - 1);
                 match remote.queue.take(committed) {
                     ReadOutcome::Chunk { header, bytes, .. } => {
                         self.coverage.hit("reader delivered");
@@ -197,7 +230,11 @@ impl World {
                     ReadOutcome::Local { next_offset } => {
                         self.coverage.hit("reader to local");
                         it.attach(Spec::Offset(it.expected.unwrap_or(next_offset)));
-                        self.note(|| format!("consumer {consumer}: goes on in the local log at {next_offset}"));
+                        self.note(|| {
+                            format!(
+                                "consumer {consumer}: goes on in the local log at {next_offset}"
+                            )
+                        });
                         true
                     }
                     ReadOutcome::Failed { kind, text } => {
@@ -210,9 +247,15 @@ impl World {
     }
 
     fn attach(&mut self, consumer: usize, spec: Spec) -> bool {
-        let Some(it) = self.consumers.get_mut(consumer) else { return false };
-        let Some(state) = self.streams.get(it.stream) else { return false };
-        let Some(disk) = state.disks.get(it.node) else { return false };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return false;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return false;
+        };
+        let Some(disk) = state.disks.get(it.node) else {
+            return false;
+        };
         let local_first = disk.first_offset(&state.log);
         let local_next = state.log.id(disk.end);
         let local_only = matches!(spec, Spec::Last | Spec::Next)
@@ -238,21 +281,41 @@ impl World {
             LocalSpec::Last => disk.end.max(1) - 1,
             LocalSpec::Next => disk.end,
             LocalSpec::Offset(offset) => state.log.holding(offset).clamp(disk.first(), disk.end),
-            LocalSpec::Timestamp(timestamp_ms) => state.log.at_time(timestamp_ms).clamp(disk.first(), disk.end),
+            LocalSpec::Timestamp(timestamp_ms) => state
+                .log
+                .at_time(timestamp_ms)
+                .clamp(disk.first(), disk.end),
         };
         if it.expected.is_none() {
             let offset = match spec {
                 Spec::First => readable_first,
-                Spec::Last | Spec::Next => state.log.id(local_at(if spec == Spec::Last { LocalSpec::Last } else { LocalSpec::Next })),
-                // Past the end is at the end, as in the stock log.
-                Spec::Offset(offset) | Spec::Abs(offset) => offset.max(readable_first).min(local_next.max(readable_first)),
-                Spec::Timestamp(timestamp_ms) => state.log.id(state.log.at_time(timestamp_ms)).max(readable_first),
+                Spec::Last | Spec::Next => state.log.id(local_at(if spec == Spec::Last {
+                    LocalSpec::Last
+                } else {
+                    LocalSpec::Next
+                })),
+                Spec::Offset(offset) | Spec::Abs(offset) => offset
+                    .max(readable_first)
+                    .min(local_next.max(root.next_offset).max(readable_first)),
+                Spec::Timestamp(timestamp_ms) => state
+                    .log
+                    .id(state.log.at_time(timestamp_ms))
+                    .max(readable_first),
             };
             let timestamp_ms = match spec {
                 Spec::Timestamp(timestamp_ms) => Some(timestamp_ms),
                 _ => None,
             };
-            it.begin = Some(Begin { offset, timestamp_ms });
+            // Past the end is at the end, as in the stock log; a replica that lags ends earlier.
+            let offset = if matches!(decision, Route::Local(_)) {
+                offset.min(local_next)
+            } else {
+                offset
+            };
+            it.begin = Some(Begin {
+                offset,
+                timestamp_ms,
+            });
         }
         self.coverage.hit(match spec {
             Spec::First => "attach first",
@@ -275,7 +338,9 @@ impl World {
                     && offset >= readable_first
                     && offset < local_next
                 {
-                    self.violated(|| format!("tier overlap: offset {offset} is called out of range"));
+                    self.violated(|| {
+                        format!("tier overlap: offset {offset} is called out of range")
+                    });
                 }
                 self.new_subscription(consumer);
                 false
@@ -295,7 +360,9 @@ impl World {
                     queue: ReadyQueue::new(),
                     wake_ms: None,
                     wakes_in_a_row: 0,
-                    jumps_seen: 0,
+                    in_flight: 0,
+                    answered_ms: self.now_ms,
+                    finished_ms: 0,
                     crc_seen: 0,
                 });
                 self.note(|| format!("consumer {consumer}: {spec:?} is remote ({start:?})"));
@@ -307,8 +374,12 @@ impl World {
 
     /// Exactly once, in order, byte for byte.
     fn delivered(&mut self, consumer: usize, chunk_id: u64, bytes: &Bytes, remote: bool) {
-        let Some(it) = self.consumers.get_mut(consumer) else { return };
-        let Some(state) = self.streams.get(it.stream) else { return };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return;
+        };
         let index = state.log.holding(chunk_id);
         let next = state.log.id(index + 1);
         let same = state.log.id(index) == chunk_id && state.log.bytes(index, index + 1) == bytes;
@@ -316,7 +387,10 @@ impl World {
         if !same {
             return self.violated(|| format!("exactly once: consumer {consumer} got other bytes at {chunk_id} (remote: {remote})"));
         }
-        let timestamp_ms = state.log.chunk(index).map_or(0, |chunk| chunk.header.timestamp_ms);
+        let timestamp_ms = state
+            .log
+            .chunk(index)
+            .map_or(0, |chunk| chunk.header.timestamp_ms);
         let problem = match (expected, begin) {
             (Some(expected), _) if chunk_id < expected => Some("again"),
             (Some(expected), _) if chunk_id > expected => {
@@ -326,10 +400,20 @@ impl World {
             (None, Some(begin)) if chunk_id > begin.offset => {
                 (!explained(state, begin.offset, chunk_id)).then_some("a first chunk too late")
             }
-            (None, Some(Begin { offset, timestamp_ms: None })) if next <= offset => Some("a first chunk too early"),
-            (None, Some(Begin { timestamp_ms: Some(wanted), .. })) if remote && timestamp_ms < wanted => {
-                Some("a first chunk too old")
-            }
+            (
+                None,
+                Some(Begin {
+                    offset,
+                    timestamp_ms: None,
+                }),
+            ) if next <= offset => Some("a first chunk too early"),
+            (
+                None,
+                Some(Begin {
+                    timestamp_ms: Some(wanted),
+                    ..
+                }),
+            ) if remote && timestamp_ms < wanted => Some("a first chunk too old"),
             _ => None,
         };
         if let Some(problem) = problem {
@@ -342,20 +426,36 @@ impl World {
 
     fn reader_failed(&mut self, consumer: usize, kind: FailureKind, text: &str) {
         let quiet = self.quiet;
-        let Some(it) = self.consumers.get_mut(consumer) else { return };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let patience_ms = 2 * self.knobs.read.backoff_max_ms;
+        let asked = match &it.mode {
+            Mode::Remote(remote) => {
+                remote.in_flight > 0 || remote.finished_ms <= remote.answered_ms + patience_ms
+            }
+            Mode::Attach(_) | Mode::Local(_) => true,
+        };
         let allowed = match kind {
             FailureKind::Bug => false,
             FailureKind::Corrupt => it.corrupted,
             // A node that has not heard of the newest manifest yet, or that was cut off from the store.
             FailureKind::Lost => !quiet,
-            FailureKind::Unavailable => true,
+            // Whoever gives up has asked to the end, with the longest wait before the last time.
+            FailureKind::Unavailable => asked,
         };
         if kind == FailureKind::Unavailable {
             self.coverage.hit("reader unavailable");
         }
         let spec = match (it.expected, it.begin) {
             (Some(expected), _) => Some(Spec::Offset(expected)),
-            (None, Some(Begin { timestamp_ms: Some(timestamp_ms), .. })) => Some(Spec::Timestamp(timestamp_ms)),
+            (
+                None,
+                Some(Begin {
+                    timestamp_ms: Some(timestamp_ms),
+                    ..
+                }),
+            ) => Some(Spec::Timestamp(timestamp_ms)),
             (None, Some(begin)) => Some(Spec::Offset(begin.offset)),
             (None, None) => None,
         };
@@ -365,29 +465,50 @@ impl World {
         }
         self.note(|| format!("consumer {consumer}: its reader failed: {kind:?} {text}"));
         if !allowed {
-            self.violated(|| format!("exactly once: the reader of consumer {consumer} failed: {kind:?} {text}"));
+            self.violated(|| {
+                format!("exactly once: the reader of consumer {consumer} failed: {kind:?} {text}")
+            });
         }
     }
 
     fn reader_consumed(&mut self, consumer: usize) {
-        let Some(Consumer { mode: Mode::Remote(remote), .. }) = self.consumers.get_mut(consumer) else { return };
+        let Some(Consumer {
+            mode: Mode::Remote(remote),
+            ..
+        }) = self.consumers.get_mut(consumer)
+        else {
+            return;
+        };
         let (chunks, bytes) = remote.queue.drain_taken();
         if chunks > 0 {
-            remote.machine.handle(self.now_ms, ReaderEvent::Consumed { chunks, bytes });
+            remote
+                .machine
+                .handle(self.now_ms, ReaderEvent::Consumed { chunks, bytes });
             self.reader_pump(consumer);
         }
     }
 
     /// Something reaches a reader, if it still is the one.
     pub fn reader_news(&mut self, consumer: usize, reader: u64, news: ReaderNews) {
-        let Some(it) = self.consumers.get_mut(consumer) else { return };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
         if it.reader != reader {
             return;
         }
-        let Mode::Remote(remote) = &mut it.mode else { return };
+        let Mode::Remote(remote) = &mut it.mode else {
+            return;
+        };
         let event = match news {
             ReaderNews::Event(event) => {
                 remote.wakes_in_a_row = 0;
+                if matches!(
+                    event,
+                    ReaderEvent::Fetched { .. } | ReaderEvent::Manifest { .. }
+                ) {
+                    remote.in_flight = remote.in_flight.saturating_sub(1);
+                    remote.answered_ms = self.now_ms;
+                }
                 event
             }
             ReaderNews::Wake(at_ms) if remote.wake_ms == Some(at_ms) => {
@@ -401,26 +522,63 @@ impl World {
         remote.machine.handle(self.now_ms, event);
         self.reader_pump(consumer);
         if stuck {
-            self.violated(|| format!("liveness: the reader of consumer {consumer} is woken and never gets on"));
+            self.violated(|| {
+                format!("liveness: the reader of consumer {consumer} is woken and never gets on")
+            });
         }
     }
 
     /// Runs what the reader asks for. The place to add an effect.
     fn reader_pump(&mut self, consumer: usize) {
         loop {
-            let Some(it) = self.consumers.get_mut(consumer) else { return };
+            let Some(it) = self.consumers.get_mut(consumer) else {
+                return;
+            };
             let reader = it.reader;
-            let Mode::Remote(remote) = &mut it.mode else { return };
-            let Some(effect) = remote.machine.poll_effect() else { break };
+            let Mode::Remote(remote) = &mut it.mode else {
+                return;
+            };
+            let Some(effect) = remote.machine.poll_effect() else {
+                break;
+            };
             match effect {
-                Effect::RefreshManifest { id } => self.reader_ask(consumer, reader, "reader RefreshManifest", ReaderOp::Refresh(id)),
-                Effect::GetGroup { .. } => self.violated(|| "a group in a manifest that has none".to_owned()),
-                Effect::GetIndex { id, fragment, start, end_max } => {
-                    let op = ReaderOp::Get { id, fragment, start, end: end_max, index: true };
+                Effect::RefreshManifest { id } => self.reader_ask(
+                    consumer,
+                    reader,
+                    "reader RefreshManifest",
+                    ReaderOp::Refresh(id),
+                ),
+                Effect::GetGroup { .. } => {
+                    self.violated(|| "a group in a manifest that has none".to_owned())
+                }
+                Effect::GetIndex {
+                    id,
+                    fragment,
+                    start,
+                    end_max,
+                } => {
+                    let op = ReaderOp::Get {
+                        id,
+                        fragment,
+                        start,
+                        end: end_max,
+                        index: true,
+                    };
                     self.reader_ask(consumer, reader, "reader GetIndex", op);
                 }
-                Effect::GetRange { id, fragment, start, end } => {
-                    let op = ReaderOp::Get { id, fragment, start, end, index: false };
+                Effect::GetRange {
+                    id,
+                    fragment,
+                    start,
+                    end,
+                } => {
+                    let op = ReaderOp::Get {
+                        id,
+                        fragment,
+                        start,
+                        end,
+                        index: false,
+                    };
                     self.reader_ask(consumer, reader, "reader GetRange", op);
                 }
                 Effect::Cancel { .. } => self.coverage.hit("reader Cancel"),
@@ -435,48 +593,76 @@ impl World {
                     let _ = remote.queue.push(chunk);
                 }
                 Effect::Finish(finish) => {
+                    remote.finished_ms = self.now_ms;
                     let _ = remote.queue.finish(finish);
                 }
             }
         }
-        let Some(it) = self.consumers.get_mut(consumer) else { return };
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
         let reader = it.reader;
-        let Mode::Remote(remote) = &mut it.mode else { return };
+        let Mode::Remote(remote) = &mut it.mode else {
+            return;
+        };
         let counters = remote.machine.counters();
         if counters.chunk_crc_mismatches > remote.crc_seen {
             self.coverage.hit("reader crc mismatch");
         }
-        (remote.jumps_seen, remote.crc_seen) = (counters.repositions, counters.chunk_crc_mismatches);
+        remote.crc_seen = counters.chunk_crc_mismatches;
         let timeout_ms = remote.machine.poll_timeout();
         if timeout_ms != remote.wake_ms {
             remote.wake_ms = timeout_ms;
             if let Some(at_ms) = timeout_ms {
-                self.at(at_ms.saturating_sub(self.now_ms), Event::ReaderNews(consumer, reader, ReaderNews::Wake(at_ms)));
+                self.at(
+                    at_ms.saturating_sub(self.now_ms),
+                    Event::ReaderNews(consumer, reader, ReaderNews::Wake(at_ms)),
+                );
             }
         }
     }
 
     fn reader_ask(&mut self, consumer: usize, reader: u64, name: &'static str, op: ReaderOp) {
         self.coverage.hit(name);
+        if let Some(Consumer {
+            mode: Mode::Remote(remote),
+            ..
+        }) = self.consumers.get_mut(consumer)
+        {
+            remote.in_flight += 1;
+        }
         let delay_ms = self.latency_ms();
         self.at(delay_ms, Event::ReaderApply(consumer, reader, op));
     }
 
     /// A request of a reader is answered.
     pub fn reader_apply(&mut self, consumer: usize, reader: u64, op: ReaderOp) {
-        if self.consumers.get(consumer).is_none_or(|it| it.reader != reader) {
+        if self
+            .consumers
+            .get(consumer)
+            .is_none_or(|it| it.reader != reader)
+        {
             return;
         }
         let event = match op {
             ReaderOp::Refresh(id) => {
-                let known = self.consumers.get(consumer).and_then(|it| usable(self.streams.get(it.stream)?, it.node));
+                let known = self
+                    .consumers
+                    .get(consumer)
+                    .and_then(|it| usable(self.streams.get(it.stream)?, it.node));
                 let view = known.map_or(ManifestView::Unknown, ManifestView::Resolved);
                 if view == ManifestView::Unknown {
                     self.coverage.hit("reader manifest unknown");
                 }
                 ReaderEvent::Manifest { id, view }
             }
-            ReaderOp::Get { id, fragment, start, end, index } => {
+            ReaderOp::Get {
+                id,
+                fragment,
+                start,
+                end,
+                index,
+            } => {
                 // The runtime's requests have a deadline of their own: a lost answer is a passing failure.
                 let lost = self.fault(Trouble::LostAfter);
                 let outcome = match (lost, self.store_failure()) {
@@ -489,12 +675,25 @@ impl World {
         };
         self.note(|| format!("consumer {consumer}: {}", shorten(&event)));
         let delay_ms = self.latency_ms();
-        self.at(delay_ms, Event::ReaderNews(consumer, reader, ReaderNews::Event(event)));
+        self.at(
+            delay_ms,
+            Event::ReaderNews(consumer, reader, ReaderNews::Event(event)),
+        );
     }
 
-    fn get_range(&mut self, consumer: usize, of: &FragmentRef, start: u64, end: u64, index: bool) -> Result<Bytes, Failure> {
+    fn get_range(
+        &mut self,
+        consumer: usize,
+        of: &FragmentRef,
+        start: u64,
+        end: u64,
+        index: bool,
+    ) -> Result<Bytes, Failure> {
         let stream = self.consumers.get(consumer).map_or(0, |it| it.stream);
-        let object = StoredObject::Fragment { first_offset: of.first_offset, uid: of.uid };
+        let object = StoredObject::Fragment {
+            first_offset: of.first_offset,
+            uid: of.uid,
+        };
         let Some(stored) = self.bucket.get(stream, object) else {
             self.coverage.hit("reader object gone");
             return Err(Failure::NotFound("404 NoSuchKey".to_owned()));
@@ -510,7 +709,11 @@ impl World {
             if index {
                 return Err(Failure::Corrupt("checksum mismatch".to_owned()));
             }
-            if let Some(spoilt) = self.streams.get(stream).and_then(|state| spoil(&state.log, of, from, &bytes)) {
+            if let Some(spoilt) = self
+                .streams
+                .get(stream)
+                .and_then(|state| spoil(&state.log, of, from, &bytes))
+            {
                 bytes = spoilt;
             }
         } else if bytes.len() > 1 && self.fault(Trouble::Short) {
@@ -524,8 +727,12 @@ impl World {
     }
 
     fn consumer_is_through(&self, consumer: usize) -> bool {
-        let Some(it) = self.consumers.get(consumer) else { return true };
-        let Some(state) = self.streams.get(it.stream) else { return true };
+        let Some(it) = self.consumers.get(consumer) else {
+            return true;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return true;
+        };
         match (&it.mode, it.expected, it.begin) {
             (Mode::Local(_), Some(expected), _) => expected == state.log.next_offset(),
             (Mode::Local(index), None, _) => *index >= state.log.len(),
@@ -538,10 +745,18 @@ impl World {
         if !self.consumer_is_through(consumer)
             && let Some(it) = self.consumers.get(consumer)
         {
-            let next = self.streams.get(it.stream).map_or(0, |state| state.log.next_offset());
-            let disk = self.streams.get(it.stream).and_then(|state| state.disks.get(it.node));
+            let next = self
+                .streams
+                .get(it.stream)
+                .map_or(0, |state| state.log.next_offset());
+            let disk = self
+                .streams
+                .get(it.stream)
+                .and_then(|state| state.disks.get(it.node));
             let text = format!("{} of {next}, {}", shorten(it), shorten(&disk));
-            self.violated(|| format!("liveness: consumer {consumer} does not get to the end: {text}"));
+            self.violated(|| {
+                format!("liveness: consumer {consumer} does not get to the end: {text}")
+            });
         }
     }
 }
@@ -553,7 +768,9 @@ fn usable(state: &Stream, node: usize) -> Option<Arc<log_format::manifest::Root>
     if known.root.next_offset > state.log.next_offset() {
         return None;
     }
-    let of_the_past = |(revision, next): &(u64, u64)| known.version.0 <= *revision && known.root.next_offset > *next;
+    let of_the_past = |(revision, next): &(u64, u64)| {
+        known.version.0 <= *revision && known.root.next_offset > *next
+    };
     (!state.lost.iter().any(of_the_past)).then(|| Arc::clone(&known.root))
 }
 
@@ -561,7 +778,12 @@ fn usable(state: &Stream, node: usize) -> Option<Arc<log_format::manifest::Root>
 fn explained(state: &Stream, from: u64, to: u64) -> bool {
     let mut at = from.max(state.floor.min(to));
     while at < to {
-        let reach = state.gaps.iter().filter(|(start, end)| *start <= at && at < *end).map(|(_, end)| *end).max();
+        let reach = state
+            .gaps
+            .iter()
+            .filter(|(start, end)| *start <= at && at < *end)
+            .map(|(_, end)| *end)
+            .max();
         match reach {
             Some(end) => at = end,
             None => return false,
@@ -577,7 +799,9 @@ fn spoil(log: &Log, of: &FragmentRef, from: usize, bytes: &Bytes) -> Option<Byte
     let to = from + bytes.len();
     let at = (first..log.holding(of.next_offset)).find_map(|index| {
         let chunk = log.chunk(index)?;
-        let start = fragment::HEADER_BYTES + chunk.start - base + HEADER_BYTES + usize::from(chunk.header.filter_bytes);
+        let start = fragment::HEADER_BYTES + chunk.start - base
+            + HEADER_BYTES
+            + usize::from(chunk.header.filter_bytes);
         let end = start + chunk.header.data_bytes as usize;
         let at = start.max(from);
         (at < end.min(to)).then_some(at)

@@ -104,8 +104,16 @@ impl Log {
     pub fn append(&mut self, rng: &mut Rng, epoch: u64, timestamp_ms: i64) {
         let word = rng.next();
         let data_bytes = rng.range(4, if word % 16 == 0 { 700 } else { 90 });
-        let filter_bytes = if word & 64 == 0 { (word >> 8) as u8 % 17 } else { 0 };
-        let trailer_bytes = if word & 128 == 0 { (word >> 16) as u32 % 40 } else { 0 };
+        let filter_bytes = if word & 64 == 0 {
+            (word >> 8) as u8 % 17
+        } else {
+            0
+        };
+        let trailer_bytes = if word & 128 == 0 {
+            (word >> 16) as u32 % 40
+        } else {
+            0
+        };
         let mut fill = |length: usize| {
             let mut bytes = Vec::with_capacity(length + 8);
             while bytes.len() < length {
@@ -121,7 +129,11 @@ impl Log {
         );
         let num_records = 1 + (word >> 24) as u32 % 6;
         let header = ChunkHeader {
-            chunk_type: if word % 31 == 0 { ChunkType::TrackingDelta } else { ChunkType::User },
+            chunk_type: if word % 31 == 0 {
+                ChunkType::TrackingDelta
+            } else {
+                ChunkType::User
+            },
             num_entries: num_records as u16,
             num_records,
             timestamp_ms,
@@ -208,7 +220,8 @@ impl NodeLog {
     /// Loses what the log lost.
     pub fn lose_from(&mut self, index: usize) {
         self.end = self.end.min(index);
-        while self.segments.len() > 1 && self.segments.back().is_some_and(|first| *first > self.end) {
+        while self.segments.len() > 1 && self.segments.back().is_some_and(|first| *first > self.end)
+        {
             self.segments.pop_back();
         }
         if let Some(first) = self.segments.front_mut() {
@@ -235,13 +248,20 @@ impl NodeLog {
     }
 
     /// The user's bound: oldest segments go until the rest fits, never the active one. Returns whether any went.
-    pub fn trim_user(&mut self, log: &Log, max_bytes: Option<u64>, older_than_ms: Option<i64>) -> bool {
+    pub fn trim_user(
+        &mut self,
+        log: &Log,
+        max_bytes: Option<u64>,
+        older_than_ms: Option<i64>,
+    ) -> bool {
         let before = self.segments.len();
         while let Some(second) = self.segments.get(1).copied()
             && second < self.end
         {
             let bytes = (log.start(self.end) - log.start(self.first())) as u64;
-            let last_ms = log.chunk(second - 1).map_or(0, |chunk| chunk.header.timestamp_ms);
+            let last_ms = log
+                .chunk(second - 1)
+                .map_or(0, |chunk| chunk.header.timestamp_ms);
             let over = max_bytes.is_some_and(|max| bytes > max)
                 || older_than_ms.is_some_and(|cutoff| last_ms < cutoff);
             if !over {
@@ -254,7 +274,13 @@ impl NodeLog {
 
     /// Bytes of a segment file, `None` if it is not there (any more).
     #[must_use]
-    pub fn segment_range<'a>(&self, log: &'a Log, segment_offset: u64, start: u64, end: u64) -> Option<&'a [u8]> {
+    pub fn segment_range<'a>(
+        &self,
+        log: &'a Log,
+        segment_offset: u64,
+        start: u64,
+        end: u64,
+    ) -> Option<&'a [u8]> {
         let place = self
             .segments
             .iter()
@@ -262,14 +288,26 @@ impl NodeLog {
         let first = *self.segments.get(place)?;
         let past = self.segments.get(place + 1).copied().unwrap_or(self.end);
         let bytes = log.bytes(first, past);
-        let at = |position: u64| usize::try_from(position.checked_sub(segment::HEADER_BYTES as u64)?).ok();
+        let at = |position: u64| {
+            usize::try_from(position.checked_sub(segment::HEADER_BYTES as u64)?).ok()
+        };
         bytes.get(at(start)?..at(end)?)
     }
 
     /// What the driver's header scan answers.
     #[must_use]
-    pub fn scan(&self, log: &Log, from_offset: u64, up_to_chunk_id: u64, max_chunks: usize, max_bytes: u64) -> ScanBatch {
-        let ended = |end| ScanBatch { chunks: Vec::new(), end };
+    pub fn scan(
+        &self,
+        log: &Log,
+        from_offset: u64,
+        up_to_chunk_id: u64,
+        max_chunks: usize,
+        max_bytes: u64,
+    ) -> ScanBatch {
+        let ended = |end| ScanBatch {
+            chunks: Vec::new(),
+            end,
+        };
         let Some(local_first_offset) = self.first_offset(log) else {
             return ended(ScanEnd::Empty);
         };
@@ -278,25 +316,48 @@ impl NodeLog {
             return ended(ScanEnd::LocalAhead { local_first_offset });
         }
         if from_offset > local_next_offset {
-            return ended(ScanEnd::RemoteAhead { local_first_offset, local_next_offset });
+            return ended(ScanEnd::RemoteAhead {
+                local_first_offset,
+                local_next_offset,
+            });
         }
-        let mut index = if from_offset == local_next_offset { self.end } else { log.holding(from_offset) };
+        let mut index = if from_offset == local_next_offset {
+            self.end
+        } else {
+            log.holding(from_offset)
+        };
         if log.id(index) != from_offset {
-            return ended(ScanEnd::Failed { reason: "no chunk starts there".to_owned() });
+            return ended(ScanEnd::Failed {
+                reason: "no chunk starts there".to_owned(),
+            });
         }
         let (mut chunks, mut bytes) = (Vec::new(), 0);
         loop {
-            if log.id(index) > up_to_chunk_id || index >= self.end && chunks.is_empty() && from_offset > up_to_chunk_id {
-                return ScanBatch { chunks, end: ScanEnd::CaughtUp };
+            if log.id(index) > up_to_chunk_id
+                || index >= self.end && chunks.is_empty() && from_offset > up_to_chunk_id
+            {
+                return ScanBatch {
+                    chunks,
+                    end: ScanEnd::CaughtUp,
+                };
             }
             if chunks.len() >= max_chunks || bytes >= max_bytes {
-                return ScanBatch { chunks, end: ScanEnd::More };
+                return ScanBatch {
+                    chunks,
+                    end: ScanEnd::More,
+                };
             }
             let Some(chunk) = log.chunk(index).filter(|_| index < self.end) else {
                 let reason = "a committed chunk is not in the log".to_owned();
-                return ScanBatch { chunks, end: ScanEnd::Failed { reason } };
+                return ScanBatch {
+                    chunks,
+                    end: ScanEnd::Failed { reason },
+                };
             };
-            let place = self.segments.partition_point(|first| *first <= index).saturating_sub(1);
+            let place = self
+                .segments
+                .partition_point(|first| *first <= index)
+                .saturating_sub(1);
             let first = self.segments.get(place).copied().unwrap_or(0);
             bytes += chunk.header.total_bytes();
             chunks.push(ScannedChunk {

@@ -14,7 +14,7 @@ use sim::{Outcome, run, shrink};
 /// Lines of a shrunk trace that are printed.
 const TRACE_LINES: usize = 80;
 #[cfg(feature = "mutants")]
-const MUTANT_SEEDS: u64 = 400;
+const MUTANT_SEEDS: u64 = 6_000;
 
 struct Arguments {
     seeds: u64,
@@ -27,7 +27,14 @@ struct Arguments {
 
 fn arguments() -> Result<Arguments, String> {
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let mut parsed = Arguments { seeds: 200, from: 1, steps: 5_000, threads, trace: false, mutants: false };
+    let mut parsed = Arguments {
+        seeds: 200,
+        from: 1,
+        steps: 5_000,
+        threads,
+        trace: false,
+        mutants: false,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let slot = match word.as_str() {
@@ -45,8 +52,12 @@ fn arguments() -> Result<Arguments, String> {
             }
             other => return Err(format!("unknown argument {other}")),
         };
-        let number = words.next().ok_or_else(|| format!("{word} needs a number"))?;
-        *slot = number.parse().map_err(|_| format!("{word} needs a number"))?;
+        let number = words
+            .next()
+            .ok_or_else(|| format!("{word} needs a number"))?;
+        *slot = number
+            .parse()
+            .map_err(|_| format!("{word} needs a number"))?;
     }
     Ok(parsed)
 }
@@ -62,7 +73,12 @@ struct Totals {
 fn run_seeds(from: u64, seeds: u64, steps: u64, threads: u64, stop_at_first: bool) -> Totals {
     let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
-    let totals = Mutex::new(Totals { runs: 0, steps: 0, coverage: Coverage::default(), failures: Vec::new() });
+    let totals = Mutex::new(Totals {
+        runs: 0,
+        steps: 0,
+        coverage: Coverage::default(),
+        failures: Vec::new(),
+    });
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
@@ -113,9 +129,15 @@ fn print_coverage(coverage: &Coverage) {
 
 fn print_failure(plan: Plan, violation: &str) {
     println!("seed {} fails: {violation}", plan.seed);
-    println!("again: sim --seeds 1 --from {} --steps {}", plan.seed, plan.steps);
+    println!(
+        "again: sim --seeds 1 --from {} --steps {}",
+        plan.seed, plan.steps
+    );
     let small = shrink::shrink(plan);
-    let outcome = run(Plan { trace: true, ..small });
+    let outcome = run(Plan {
+        trace: true,
+        ..small
+    });
     println!(
         "shrunk to {} steps, {} faults (left out: {:#x}): {}",
         outcome.steps,
@@ -123,18 +145,36 @@ fn print_failure(plan: Plan, violation: &str) {
         small.without,
         outcome.violation.as_deref().unwrap_or("nothing, any more")
     );
-    for line in outcome.trace.iter().skip(outcome.trace.len().saturating_sub(TRACE_LINES)) {
+    for line in outcome
+        .trace
+        .iter()
+        .skip(outcome.trace.len().saturating_sub(TRACE_LINES))
+    {
         println!("  {line}");
     }
 }
 
 fn simulate(arguments: &Arguments) -> bool {
     let started = Instant::now();
-    let Totals { runs, steps, coverage, failures } =
-        run_seeds(arguments.from, arguments.seeds, arguments.steps, arguments.threads, false);
+    let Totals {
+        runs,
+        steps,
+        coverage,
+        failures,
+    } = run_seeds(
+        arguments.from,
+        arguments.seeds,
+        arguments.steps,
+        arguments.threads,
+        false,
+    );
     let seconds = started.elapsed().as_secs_f64();
     print_coverage(&coverage);
-    let missing = if arguments.seeds >= 100 { coverage.missing() } else { Vec::new() };
+    let missing = if arguments.seeds >= 100 {
+        coverage.missing()
+    } else {
+        Vec::new()
+    };
     for name in &missing {
         println!("never happened: {name}");
     }
@@ -159,20 +199,41 @@ fn mutants(arguments: &Arguments) -> bool {
     use tiering_core::mutants::{Mutant, activate};
     // A mutant may well trip over an assertion; that is as good as any other way to be noticed.
     std::panic::set_hook(Box::new(|_| {}));
-    println!("{:<34} {:<8} {:>6} {:>10}  by", "mutant", "killed", "seed", "steps");
+    println!(
+        "{:<34} {:<8} {:>6} {:>10}  by",
+        "mutant", "killed", "seed", "steps"
+    );
     let (mut killed, mut survived) = (0, 0);
-    for mutant in Mutant::ALL {
+    for mutant in Mutant::ALL.iter().copied() {
         activate(Some(mutant));
-        let totals = run_seeds(arguments.from, MUTANT_SEEDS, arguments.steps, arguments.threads, true);
+        let totals = run_seeds(
+            arguments.from,
+            MUTANT_SEEDS,
+            arguments.steps,
+            arguments.threads,
+            true,
+        );
         match totals.failures.first() {
             Some((plan, violation)) => {
                 killed += 1;
                 let by: String = violation.chars().take(70).collect();
-                println!("{:<34} {:<8} {:>6} {:>10}  {by}", format!("{mutant:?}"), "yes", plan.seed, totals.steps);
+                println!(
+                    "{:<34} {:<8} {:>6} {:>10}  {by}",
+                    format!("{mutant:?}"),
+                    "yes",
+                    plan.seed,
+                    totals.steps
+                );
             }
             None => {
                 survived += 1;
-                println!("{:<34} {:<8} {:>6} {:>10}", format!("{mutant:?}"), "NO", "-", totals.steps);
+                println!(
+                    "{:<34} {:<8} {:>6} {:>10}",
+                    format!("{mutant:?}"),
+                    "NO",
+                    "-",
+                    totals.steps
+                );
             }
         }
     }
@@ -197,7 +258,10 @@ fn main() -> ExitCode {
     };
     let well = match (arguments.trace, arguments.mutants) {
         (true, _) => {
-            let outcome = run(Plan { trace: true, ..Plan::new(arguments.from, arguments.steps) });
+            let outcome = run(Plan {
+                trace: true,
+                ..Plan::new(arguments.from, arguments.steps)
+            });
             for line in &outcome.trace {
                 println!("{line}");
             }
@@ -207,5 +271,9 @@ fn main() -> ExitCode {
         (false, true) => mutants(&arguments),
         (false, false) => simulate(&arguments),
     };
-    if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -7,7 +7,11 @@ use crate::run;
 #[must_use]
 pub fn shrink(plan: Plan) -> Plan {
     // The same promise must be broken; which one is in front of the first colon.
-    let kind = |plan: Plan| run(plan).violation.map(|text| text.split(':').next().unwrap_or_default().to_owned());
+    let kind = |plan: Plan| {
+        run(plan)
+            .violation
+            .map(|text| text.split(':').next().unwrap_or_default().to_owned())
+    };
     let wanted = kind(plan);
     let fails = |plan: Plan| kind(plan) == wanted;
     let mut best = plan;
@@ -23,8 +27,14 @@ pub fn shrink(plan: Plan) -> Plan {
         }
         let faults = run(best).faults;
         best.max_faults = best.max_faults.min(faults);
-        best = halve(best, best.max_faults, &fails, |plan, max_faults| Plan { max_faults, ..plan });
-        best = halve(best, best.steps, &fails, |plan, steps| Plan { steps, ..plan });
+        best = halve(best, best.max_faults, &fails, |plan, max_faults| Plan {
+            max_faults,
+            ..plan
+        });
+        best = halve(best, best.steps, &fails, |plan, steps| Plan {
+            steps,
+            ..plan
+        });
         if best == before {
             return best;
         }
@@ -32,7 +42,12 @@ pub fn shrink(plan: Plan) -> Plan {
 }
 
 /// The smallest number that fails, looked for from above by bisection (failing is not monotonous: good enough).
-fn halve(plan: Plan, from: u64, fails: &impl Fn(Plan) -> bool, with: impl Fn(Plan, u64) -> Plan) -> Plan {
+fn halve(
+    plan: Plan,
+    from: u64,
+    fails: &impl Fn(Plan) -> bool,
+    with: impl Fn(Plan, u64) -> Plan,
+) -> Plan {
     let (mut low, mut high) = (0, from);
     let mut best = plan;
     while low < high {

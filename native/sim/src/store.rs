@@ -93,7 +93,9 @@ impl Metadata {
         }
         match self.pointer {
             Some(pointer) if pointer.epoch == epoch && pointer.uid == uid => {
-                CommitOutcome::Committed { revision: pointer.revision }
+                CommitOutcome::Committed {
+                    revision: pointer.revision,
+                }
             }
             None if expected_revision > 0 => CommitOutcome::NotFound,
             Some(pointer) if pointer.revision != expected_revision || pointer.epoch > epoch => {
@@ -101,7 +103,11 @@ impl Metadata {
             }
             Some(_) | None => {
                 let revision = expected_revision + 1;
-                self.pointer = Some(Pointer { epoch, uid, revision });
+                self.pointer = Some(Pointer {
+                    epoch,
+                    uid,
+                    revision,
+                });
                 CommitOutcome::Committed { revision }
             }
         }

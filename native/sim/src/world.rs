@@ -50,6 +50,8 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
+    /// The roots that were ever persisted, by revision.
+    pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
     pub bound: RetentionBound,
     /// The strictest bounds that there have been.
@@ -164,7 +166,11 @@ impl World {
     pub fn new(plan: Plan) -> Self {
         let mut rng = Rng::new(plan.seed, 1);
         let knobs = Knobs::new(&mut Rng::new(plan.seed, 2));
-        let streams = if plan.allows(Trouble::ManyStreams) { rng.range(1, 3) } else { 1 };
+        let streams = if plan.allows(Trouble::ManyStreams) {
+            rng.range(1, 3)
+        } else {
+            1
+        };
         let mut world = Self {
             plan,
             knobs,
@@ -213,7 +219,11 @@ impl World {
     pub fn at(&mut self, delay_ms: u64, event: Event) {
         let (at_ms, number) = (self.now_ms + delay_ms, self.scheduled);
         self.scheduled += 1;
-        self.queue.push(Reverse(Scheduled { at_ms, number, event }));
+        self.queue.push(Reverse(Scheduled {
+            at_ms,
+            number,
+            event,
+        }));
     }
 
     /// A usual delay, now and then a long one.
@@ -231,7 +241,10 @@ impl World {
     pub fn fault(&mut self, trouble: Trouble) -> bool {
         let rate = self.knobs.rates.get(trouble as usize).copied().unwrap_or(0);
         let chosen = self.fault_rng.chance(rate);
-        let happens = chosen && !self.quiet && self.plan.allows(trouble) && self.faults < self.plan.max_faults;
+        let happens = chosen
+            && !self.quiet
+            && self.plan.allows(trouble)
+            && self.faults < self.plan.max_faults;
         self.faults += u64::from(happens);
         happens
     }
@@ -255,7 +268,8 @@ impl World {
             if self.trace.len() >= 2 * TRACE_LINES {
                 self.trace.drain(..TRACE_LINES);
             }
-            self.trace.push(format!("{:>7} ms  {}", self.now_ms, line()));
+            self.trace
+                .push(format!("{:>7} ms  {}", self.now_ms, line()));
         }
     }
 
@@ -264,7 +278,12 @@ impl World {
     }
 
     fn step(&mut self) -> bool {
-        let Some(Reverse(Scheduled { at_ms, number, event })) = self.queue.pop() else {
+        let Some(Reverse(Scheduled {
+            at_ms,
+            number,
+            event,
+        })) = self.queue.pop()
+        else {
             return false;
         };
         self.now_ms = self.now_ms.max(at_ms);
@@ -297,7 +316,9 @@ impl World {
         for uploader in 0..self.uploaders.len() {
             let current = self.uploaders.get(uploader).is_some_and(|it| {
                 self.streams.get(it.stream).is_some_and(|stream| {
-                    stream.uploader == Some(uploader) && it.epoch == stream.epoch && !stream.metadata.deleted
+                    stream.uploader == Some(uploader)
+                        && it.epoch == stream.epoch
+                        && !stream.metadata.deleted
                 })
             });
             if !current {
@@ -324,11 +345,19 @@ impl World {
         if self.violation.is_none() {
             self.check_end(self.now_ms > until_ms);
         }
-        let states: Vec<u64> = self.streams.iter().map(|stream| stream.log.next_offset()).collect();
+        let states: Vec<u64> = self
+            .streams
+            .iter()
+            .map(|stream| stream.log.next_offset())
+            .collect();
         for state in states {
             self.fold(7, state, self.steps);
         }
-        let coverage: Vec<(usize, u64)> = self.coverage.iter().map(|(name, count)| (name.len(), count)).collect();
+        let coverage: Vec<(usize, u64)> = self
+            .coverage
+            .iter()
+            .map(|(name, count)| (name.len(), count))
+            .collect();
         for (name, count) in coverage {
             self.fold(8, name as u64, count);
         }
@@ -337,7 +366,9 @@ impl World {
     /// What an operator or time would do: start what is not started, look at what is committed, cut what is assembled.
     fn calm_down(&mut self) {
         for stream in 0..self.streams.len() {
-            let Some(state) = self.streams.get_mut(stream) else { continue };
+            let Some(state) = self.streams.get_mut(stream) else {
+                continue;
+            };
             if state.metadata.deleted {
                 if !self.bucket.list(stream).is_empty() {
                     self.at(1, Event::Sweep(stream));
@@ -352,14 +383,20 @@ impl World {
             match state.uploader {
                 Some(uploader) if state.log.is_empty() || durable == state.log.next_offset() => {
                     // Told once more that there is no bound, which ends the timers of retention.
-                    let told = self.uploaders.get(uploader).is_some_and(|it| it.bound == RetentionBound::default());
+                    let told = self
+                        .uploaders
+                        .get(uploader)
+                        .is_some_and(|it| it.bound == RetentionBound::default());
                     if !told {
                         self.at(1, Event::Tell(uploader));
                     }
                 }
                 Some(uploader) => {
                     self.at(1, Event::Tell(uploader));
-                    self.at(2, Event::Answer(uploader, replica_reader::Event::CutRequested));
+                    self.at(
+                        2,
+                        Event::Answer(uploader, replica_reader::Event::CutRequested),
+                    );
                 }
                 None => self.at(1, Event::Start(stream)),
             }
@@ -392,6 +429,7 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
+            history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),
             floor: 0,
@@ -408,7 +446,11 @@ impl World {
         let pause_ms = self.rng.range(1, 15);
         self.at(pause_ms, Event::Workload);
         let stream = self.rng.below(self.streams.len());
-        if self.streams.get(stream).is_none_or(|stream| stream.metadata.deleted) {
+        if self
+            .streams
+            .get(stream)
+            .is_none_or(|stream| stream.metadata.deleted)
+        {
             return;
         }
         let kind = self.rng.range(0, 999);
@@ -417,7 +459,9 @@ impl World {
             0..=3 if allowed(Trouble::LeaderChange) => self.change_leader(stream),
             4..=9 if allowed(Trouble::Crash) => self.restart(stream),
             10 if allowed(Trouble::DataLoss) => self.lose_data(stream),
-            11 if allowed(Trouble::Deletion) && self.rng.chance(4_000) => self.delete_stream(stream),
+            11 if allowed(Trouble::Deletion) && self.rng.chance(4_000) => {
+                self.delete_stream(stream)
+            }
             12..=22 if allowed(Trouble::UserRetention) => self.user_retention(stream),
             23..=27 if allowed(Trouble::Bound) => self.change_bound(stream),
             28..=30 => self.outage(kind),
@@ -431,15 +475,24 @@ impl World {
         let mut count = self.rng.range(0, self.knobs.burst);
         let timestamp_ms = WALL_MS + self.now_ms as i64;
         let lag = self.rng.chance(3_000);
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         // A writer whose log is behind the remote tier is not published to before that is noticed: the epoch of the log would
         // have to tell the timelines apart otherwise.
-        if state.current.as_ref().is_some_and(|root| root.next_offset > state.log.next_offset()) {
+        if state
+            .current
+            .as_ref()
+            .is_some_and(|root| root.next_offset > state.log.next_offset())
+        {
             return;
         }
         // What nobody bounds takes time to check and shows nothing new.
         let (backlog, entries) = state.current.as_ref().map_or((state.log.len(), 0), |root| {
-            (state.log.len() - state.log.holding(root.next_offset), root.entries.len())
+            (
+                state.log.len() - state.log.holding(root.next_offset),
+                root.entries.len(),
+            )
         });
         if backlog > MOST_BACKLOG || entries > MOST_ENTRIES {
             count = 0;
@@ -462,7 +515,9 @@ impl World {
         let (node, zombie) = (self.rng.below(nodes), self.rng.chance(7_000));
         let left_behind_ms = self.rng.range(10, 1_500);
         let start_ms = self.rng.range(1, 40);
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         if node == state.writer {
             return;
         }
@@ -474,7 +529,9 @@ impl World {
             disk.replicate(&state.log, usize::MAX);
         }
         let old = state.uploader.take();
-        self.note(|| format!("stream {stream}: node {node} is the writer of epoch {epoch}, zombie: {zombie}"));
+        self.note(|| {
+            format!("stream {stream}: node {node} is the writer of epoch {epoch}, zombie: {zombie}")
+        });
         if let Some(old) = old {
             if zombie {
                 self.coverage.hit("zombie");
@@ -488,7 +545,11 @@ impl World {
 
     fn restart(&mut self, stream: usize) {
         let start_ms = self.rng.range(1, 60);
-        let Some(uploader) = self.streams.get_mut(stream).and_then(|state| state.uploader.take()) else {
+        let Some(uploader) = self
+            .streams
+            .get_mut(stream)
+            .and_then(|state| state.uploader.take())
+        else {
             return;
         };
         self.coverage.hit("crash");
@@ -499,7 +560,9 @@ impl World {
     /// All nodes lose power before the end of the log was on any disk. What was on its way from them is lost, too.
     fn lose_data(&mut self, stream: usize) {
         let depth = self.rng.range(1, 30) as usize;
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         let keep = state.log.len().saturating_sub(depth);
         // Never below what the writer's disk still has: that much a disk keeps.
         let keep = keep.max(state.disks.iter().map(NodeLog::first).max().unwrap_or(0) + 1);
@@ -518,9 +581,15 @@ impl World {
         state.epoch += 1;
         state.uploader = None;
         state.known.fill(None);
-        self.note(|| format!("stream {stream}: all nodes lose everything from offset {next_offset} on"));
+        self.note(|| {
+            format!("stream {stream}: all nodes lose everything from offset {next_offset} on")
+        });
         for uploader in 0..self.uploaders.len() {
-            if self.uploaders.get(uploader).is_some_and(|it| it.stream == stream) {
+            if self
+                .uploaders
+                .get(uploader)
+                .is_some_and(|it| it.stream == stream)
+            {
                 self.crash(uploader);
                 if let Some(it) = self.uploaders.get_mut(uploader) {
                     it.severed = true;
@@ -533,7 +602,9 @@ impl World {
 
     fn delete_stream(&mut self, stream: usize) {
         let sweep_ms = self.rng.range(1, 100);
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         self.coverage.hit("stream deleted");
         state.metadata.delete();
         state.current = None;
@@ -541,7 +612,11 @@ impl World {
         state.uploader = None;
         self.note(|| format!("stream {stream} is deleted"));
         for uploader in 0..self.uploaders.len() {
-            if self.uploaders.get(uploader).is_some_and(|it| it.stream == stream) {
+            if self
+                .uploaders
+                .get(uploader)
+                .is_some_and(|it| it.stream == stream)
+            {
                 let left_behind_ms = self.rng.range(1, 2_000);
                 self.at(left_behind_ms, Event::Drop(uploader));
             }
@@ -563,23 +638,37 @@ impl World {
         let max_bytes = self.rng.range(300, 6_000);
         let by_age = self.rng.chance(3_000);
         let cutoff_ms = WALL_MS + self.now_ms as i64 - self.rng.range(100, 3_000) as i64;
-        let Some(state) = self.streams.get_mut(stream) else { return };
-        let Some(disk) = state.disks.get_mut(node) else { return };
-        let bounds = if by_age { (None, Some(cutoff_ms)) } else { (Some(max_bytes), None) };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
+        let Some(disk) = state.disks.get_mut(node) else {
+            return;
+        };
+        let bounds = if by_age {
+            (None, Some(cutoff_ms))
+        } else {
+            (Some(max_bytes), None)
+        };
         if !disk.trim_user(&state.log, bounds.0, bounds.1) {
             return;
         }
         self.coverage.hit("local trim by the user");
         let floor = state.log.id(disk.first());
         // Readers of this node go by what it knows of the manifest, which may be less than what is persisted.
-        let known = state.known.get(node).and_then(Option::as_ref).map(|known| known.root.next_offset);
+        let known = state
+            .known
+            .get(node)
+            .and_then(Option::as_ref)
+            .map(|known| known.root.next_offset);
         let current = state.current.as_ref().map_or(0, |root| root.next_offset);
         let reach = known.unwrap_or(current).min(current);
         if floor > reach {
             self.coverage.hit("local trim made a gap");
             state.gaps.push((reach, floor));
         }
-        self.note(|| format!("stream {stream}: the user's retention moves node {node}'s floor to {floor}"));
+        self.note(|| {
+            format!("stream {stream}: the user's retention moves node {node}'s floor to {floor}")
+        });
         if let Some(uploader) = self.streams.get(stream).and_then(|state| state.uploader) {
             self.tell_soon(uploader);
         }
@@ -587,7 +676,9 @@ impl World {
 
     fn new_replica(&mut self, stream: usize) {
         let node = self.rng.below(self.knobs.nodes);
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         if node == state.writer {
             return;
         }
@@ -597,12 +688,18 @@ impl World {
             disk.replicate(&state.log, usize::MAX);
         }
         let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
-        if let (Some(known), Some(news_from)) = (state.known.get_mut(node), state.news_from.get_mut(node)) {
+        if let (Some(known), Some(news_from)) =
+            (state.known.get_mut(node), state.news_from.get_mut(node))
+        {
             (*known, *news_from) = (None, revision);
         }
         // Whatever ran there is gone, and its readers start over: their log was deleted under them.
         for uploader in 0..self.uploaders.len() {
-            if self.uploaders.get(uploader).is_some_and(|it| it.stream == stream && it.node == node) {
+            if self
+                .uploaders
+                .get(uploader)
+                .is_some_and(|it| it.stream == stream && it.node == node)
+            {
                 self.crash(uploader);
             }
         }
@@ -614,7 +711,9 @@ impl World {
             max_bytes: self.rng.chance(6_000).then(|| self.rng.range(0, 8_000)),
             max_age_ms: self.rng.chance(4_000).then(|| self.rng.range(50, 4_000)),
         };
-        let Some(state) = self.streams.get_mut(stream) else { return };
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         self.coverage.hit("bound changed");
         state.bound = bound;
         let least = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
@@ -647,7 +746,10 @@ impl World {
     fn request_cut(&mut self, stream: usize) {
         if let Some(uploader) = self.streams.get(stream).and_then(|state| state.uploader) {
             self.coverage.hit("cut requested");
-            self.at(1, Event::Answer(uploader, replica_reader::Event::CutRequested));
+            self.at(
+                1,
+                Event::Answer(uploader, replica_reader::Event::CutRequested),
+            );
         }
     }
 }

@@ -6,7 +6,10 @@ use sim::run;
 #[test]
 fn the_same_seed_twice_gives_the_same_trace() {
     for seed in 1..12 {
-        let plan = Plan { trace: true, ..Plan::new(seed, 3_000) };
+        let plan = Plan {
+            trace: true,
+            ..Plan::new(seed, 3_000)
+        };
         let (one, other) = (run(plan), run(plan));
         assert_eq!(one.hash, other.hash, "seed {seed}");
         assert_eq!(one.trace, other.trace, "seed {seed}");
@@ -22,5 +25,12 @@ fn another_seed_is_another_run() {
 #[test]
 fn keeping_a_trace_changes_nothing() {
     let plan = Plan::new(5, 2_000);
-    assert_eq!(run(plan).hash, run(Plan { trace: true, ..plan }).hash);
+    assert_eq!(
+        run(plan).hash,
+        run(Plan {
+            trace: true,
+            ..plan
+        })
+        .hash
+    );
 }

@@ -48,10 +48,8 @@ mod active {
         DropFailedFragment,
         /// Whatever has arrived enters the manifest, in the order of arrival.
         ApplyOutOfOrder,
-        /// Results of transfers from before a recovery count.
+        /// Results of transfers from before a recovery count, and their references are used again.
         IgnoreGeneration,
-        /// An answer of any persist counts for the one under way.
-        IgnoreCommitTicket,
         /// A fragment that waits for its retry has no timer.
         ForgetRetryTimer,
         /// The persist interval has no timer.
@@ -74,8 +72,6 @@ mod active {
         ResetOnEmptyLog,
         /// A failed scan is skipped over: draining goes on at the committed chunk.
         SkipFailedScan,
-        /// After a recovery the fragment in the making is kept.
-        KeepAssemblyOnReset,
         /// After a conflict the edits go on from the manifest in memory.
         KeepManifestOnConflict,
         /// The old root is deleted although the new one is not committed.
@@ -88,12 +84,12 @@ mod active {
         RetainKeepsTotal,
         /// The answer of a transfer that had one already is applied again.
         ApplyDuplicate,
+        /// A recovery happens although its reason is gone.
+        NeverCallOffRecovery,
         /// The edits of a failed persist are forgotten.
         ForgetEditsOfFailedPersist,
         /// The index's positions count from the object's start.
         IndexPositionOffByHeader,
-        /// A scan is not asked for again when room for transfers is back.
-        ForgetRescan,
         /// The reader goes on one fragment too far at a fragment's end.
         ReaderSkipsFragment,
         /// The reader does not check the chunks' CRC.
@@ -102,8 +98,6 @@ mod active {
         ReaderDropsShortRest,
         /// The reader starts over at the fragment's start after its object is gone.
         ReaderRepeatsAfterGone,
-        /// The reader goes to the local log as soon as its snapshot ends, with chunks not delivered.
-        ReaderEndsEarly,
         /// The reader does not ask again after a fault.
         ReaderForgetsRetry,
         /// An offset below the local log's first is looked for there.
@@ -118,7 +112,10 @@ mod active {
 
     /// Makes the mistake from now on, in the whole process; `None`: none.
     pub fn activate(mutant: Option<Mutant>) {
-        ACTIVE.store(mutant.map_or(0, |mutant| mutant as usize + 1), Ordering::SeqCst);
+        ACTIVE.store(
+            mutant.map_or(0, |mutant| mutant as usize + 1),
+            Ordering::SeqCst,
+        );
     }
 
     /// Whether the mistake is to be made.

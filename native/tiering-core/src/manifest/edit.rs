@@ -5,6 +5,7 @@ use log_format::manifest::{
 };
 
 use crate::fragment_assembly::FragmentPlan;
+use crate::mutants::mutant;
 
 /// Why an edit is refused; the manifest is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +56,7 @@ pub fn append(root: &mut Root, plan: &FragmentPlan, uid: u32) -> Result<(), Edit
         size_bytes: plan.size_bytes,
         uid,
     });
-    root.next_offset = plan.next_offset;
+    root.next_offset = plan.next_offset + u64::from(mutant!(NextOffsetOffByOne));
     root.total_size_bytes = total_size_bytes;
     Ok(())
 }
@@ -77,7 +78,9 @@ pub fn drop_leading(root: &mut Root, count: usize) -> Result<Vec<Entry>, EditErr
         .checked_sub(dropped_bytes)
         .ok_or(refused)?;
     let dropped: Vec<Entry> = root.entries.drain(..count).collect();
-    root.total_size_bytes = total_size_bytes;
+    if !mutant!(RetainKeepsTotal) {
+        root.total_size_bytes = total_size_bytes;
+    }
     match root.entries.first() {
         Some(first) => {
             root.first_offset = first.first_offset;

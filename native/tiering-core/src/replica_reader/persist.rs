@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use log_format::manifest::Root;
 
+use crate::mutants::mutant;
+
 use super::status::ProblemKind;
 use super::{
     CommitOutcome, Effect, Failure, Phase, Pointer, PointerRead, ReplicaReader, StopReason,
@@ -97,9 +99,11 @@ impl ReplicaReader {
     }
 
     pub(super) fn persist_deadline_ms(&self) -> Option<u64> {
-        self.persist
-            .under_way
-            .as_ref()
+        let under_way = self.persist.under_way.as_ref();
+        if mutant!(ForgetPersistTimer) {
+            return under_way.map(|under_way| under_way.at_ms);
+        }
+        under_way
             .map(|under_way| under_way.at_ms)
             .or_else(|| self.persist_at_ms())
     }
@@ -147,6 +151,23 @@ impl ReplicaReader {
             Ok(uid) => {
                 self.counters.roots_created += 1;
                 work.uid = Some(uid);
+                if mutant!(PublishBeforeCommit) {
+                    self.effects.push_back(Effect::Publish {
+                        root: Arc::clone(&work.root),
+                        revision: self.revision() + 1,
+                    });
+                }
+                if mutant!(DeleteOldRootEarly)
+                    && let Some(Pointer { epoch, uid, .. }) = self.pointer
+                {
+                    self.effects.push_back(Effect::Delete {
+                        objects: vec![StoredObject::Root { epoch, uid }],
+                    });
+                }
+                self.commit(work);
+            }
+            Err(_) if mutant!(CommitWithoutRoot) => {
+                work.uid = Some(0);
                 self.commit(work);
             }
             Err(Failure::Transient(text)) => {
@@ -185,6 +206,10 @@ impl ReplicaReader {
             return;
         };
         match outcome {
+            CommitOutcome::Unknown if mutant!(UnknownCommitIsSuccess) => {
+                let revision = self.revision() + 1;
+                self.persisted(work, revision);
+            }
             CommitOutcome::Committed { revision } if revision > self.revision() => {
                 self.persisted(work, revision)
             }
@@ -209,6 +234,13 @@ impl ReplicaReader {
 
     fn conflict(&mut self, work: Work) {
         self.counters.persist_conflicts += 1;
+        if mutant!(DeleteGarbageOnConflict)
+            && let Some(Pointer { epoch, uid, .. }) = self.pointer
+        {
+            let mut objects: Vec<StoredObject> = super::fragments(&self.persisted).collect();
+            objects.push(StoredObject::Root { epoch, uid });
+            self.effects.push_back(Effect::Delete { objects });
+        }
         self.keep_for_later(work);
         self.resolve_again();
     }
@@ -273,6 +305,9 @@ impl ReplicaReader {
         self.counters.persists_failed += 1;
         if report {
             self.problems.set(ProblemKind::Persist, text);
+        }
+        if mutant!(ForgetEditsOfFailedPersist) {
+            return;
         }
         self.keep_for_later(work);
         // A snapshot without edits (a recovery) is due again, too.

@@ -5,6 +5,7 @@ use log_format::manifest::Kind;
 
 use super::{Phase, ReplicaReader, RetentionBound, StoredObject};
 use crate::manifest::{edit, retention};
+use crate::mutants::mutant;
 
 impl ReplicaReader {
     pub(super) fn on_retention_changed(&mut self, bound: RetentionBound) {
@@ -35,12 +36,23 @@ impl ReplicaReader {
         if count == 0 {
             return;
         }
+        let count = if mutant!(RetainTooMuch) {
+            (count + 1).min(durable.len())
+        } else {
+            count
+        };
         if let Ok(dropped) = edit::drop_leading(&mut self.manifest, count) {
             let objects = dropped.iter().map(|entry| StoredObject::Fragment {
                 first_offset: entry.first_offset,
                 uid: entry.uid,
             });
-            self.garbage.extend(objects);
+            if mutant!(DeleteBeforePersist) {
+                self.effects.push_back(super::Effect::Delete {
+                    objects: objects.collect(),
+                });
+            } else {
+                self.garbage.extend(objects);
+            }
             self.note_edit();
         }
     }
