@@ -52,6 +52,8 @@ struct Remote {
     in_flight: usize,
     answered_ms: u64,
     finished_ms: u64,
+    /// Longest time for which nothing was asked although the consumer has nothing.
+    idle_ms: u64,
     crc_seen: u64,
 }
 
@@ -363,6 +365,7 @@ impl World {
                     in_flight: 0,
                     answered_ms: self.now_ms,
                     finished_ms: 0,
+                    idle_ms: 0,
                     crc_seen: 0,
                 });
                 self.note(|| format!("consumer {consumer}: {spec:?} is remote ({start:?})"));
@@ -432,7 +435,9 @@ impl World {
         let patience_ms = 2 * self.knobs.read.backoff_max_ms;
         let asked = match &it.mode {
             Mode::Remote(remote) => {
-                remote.in_flight > 0 || remote.finished_ms <= remote.answered_ms + patience_ms
+                remote.idle_ms <= patience_ms
+                    && (remote.in_flight > 0
+                        || remote.finished_ms <= remote.answered_ms + patience_ms)
             }
             Mode::Attach(_) | Mode::Local(_) => true,
         };
@@ -481,6 +486,7 @@ impl World {
         };
         let (chunks, bytes) = remote.queue.drain_taken();
         if chunks > 0 {
+            remote.answered_ms = self.now_ms;
             remote
                 .machine
                 .handle(self.now_ms, ReaderEvent::Consumed { chunks, bytes });
@@ -590,6 +596,7 @@ impl World {
                 }
                 Effect::Release { .. } => self.coverage.hit("reader Release"),
                 Effect::Deliver(chunk) => {
+                    remote.idle_ms = 0;
                     let _ = remote.queue.push(chunk);
                 }
                 Effect::Finish(finish) => {
@@ -629,6 +636,9 @@ impl World {
             ..
         }) = self.consumers.get_mut(consumer)
         {
+            if remote.in_flight == 0 {
+                remote.idle_ms = remote.idle_ms.max(self.now_ms - remote.answered_ms);
+            }
             remote.in_flight += 1;
         }
         let delay_ms = self.latency_ms();

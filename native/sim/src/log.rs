@@ -103,7 +103,7 @@ impl Log {
     /// A new chunk at the end.
     pub fn append(&mut self, rng: &mut Rng, epoch: u64, timestamp_ms: i64) {
         let word = rng.next();
-        let data_bytes = rng.range(4, if word % 16 == 0 { 700 } else { 90 });
+        let data_bytes = rng.range(4, if word.is_multiple_of(16) { 700 } else { 90 });
         let filter_bytes = if word & 64 == 0 {
             (word >> 8) as u8 % 17
         } else {
@@ -129,7 +129,7 @@ impl Log {
         );
         let num_records = 1 + (word >> 24) as u32 % 6;
         let header = ChunkHeader {
-            chunk_type: if word % 31 == 0 {
+            chunk_type: if word.is_multiple_of(31) {
                 ChunkType::TrackingDelta
             } else {
                 ChunkType::User

@@ -150,6 +150,8 @@ impl Knobs {
     pub fn new(rng: &mut Rng) -> Self {
         let mut pick = |choices: &[u64]| choices[rng.below(choices.len())];
         let backoff = |base_ms, cap_ms| Backoff { base_ms, cap_ms };
+        // A new setting is no reason to touch this.
+        #[allow(clippy::needless_update)]
         let upload = Settings {
             fragment_size_bytes: pick(&[60, 200, 500, 1_500]),
             fragment_max_chunks: pick(&[2, 5, 50]) as u32,

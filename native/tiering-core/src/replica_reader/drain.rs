@@ -20,7 +20,7 @@ pub(super) struct Scan {
 }
 
 /// Where draining is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Drain {
     /// Offset after the last chunk taken over; `None` until it is known where to start.
     pub(super) next_offset: Option<u64>,

@@ -50,7 +50,7 @@ use settings::Chance;
 use status::Problems;
 use transfers::{Anchor, Transfers};
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Phase {
     Resolving(Resolve),
     Running,
@@ -58,7 +58,7 @@ enum Phase {
 }
 
 /// The machine. See the module's page.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ReplicaReader {
     settings: Settings,
     epoch: u64,

@@ -18,7 +18,7 @@ use super::{
 const PASSING_IS_A_PROBLEM_AFTER: u32 = 3;
 
 /// A persist under way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Work {
     root: Arc<Root>,
     edits: u32,
@@ -47,7 +47,7 @@ enum Step {
     WaitingToVerify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct UnderWay {
     work: Work,
     step: Step,
@@ -56,7 +56,7 @@ struct UnderWay {
 }
 
 /// Edits that wait for a persist, and the one that may be under way.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Persist {
     under_way: Option<UnderWay>,
     /// Edits since the last snapshot.

@@ -26,7 +26,7 @@ pub(super) struct Reset {
 }
 
 /// How close together recoveries are.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Streak {
     length: u32,
     last_ms: Option<u64>,

@@ -14,7 +14,7 @@ use crate::mutants::mutant;
 const MISSING_ROOT_IS_A_PROBLEM_AFTER: u32 = 3;
 
 /// Where resolving is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Resolve {
     ReadingPointer {
         ticket: u64,

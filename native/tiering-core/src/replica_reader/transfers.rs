@@ -41,7 +41,7 @@ enum State {
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Transfer {
     plan: Arc<FragmentPlan>,
     state: State,
@@ -56,7 +56,7 @@ struct Transfer {
 }
 
 /// The queue. References are given in order, so a transfer's place follows from its reference.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Transfers {
     queue: VecDeque<Transfer>,
     next_reference: u64,
