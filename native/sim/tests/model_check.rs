@@ -1,9 +1,9 @@
 //! Every order of events, for two writers of one stream: the real machines, one bucket, one metadata store.
 //!
-//! Bounds, so that it ends within a minute: two writers (epochs 1 and 2, the second may start at any time), a log of two
-//! fragments, a crash of either writer at any time (one of both), and one lost answer of a compare-and-swap. Time stands still:
-//! deadlines and back-offs are taken by asking the machine for its next one, at most twice in a run. What is sent may arrive
-//! in any order, also after the sender is gone.
+//! Bounds, so that it ends within seconds: two writers (epochs 1 and 2, the second may start at any time after the first), a
+//! log of two fragments, at most one crash (of either, at any time), at most one compare-and-swap whose outcome is told as
+//! unknown after it had its effect. No time passes: deadlines and back-offs are left to the simulator. What is sent may arrive
+//! in any order, also after its sender is gone. (With a third fragment, or one deadline, it takes more than a minute.)
 #![allow(missing_docs)]
 // Kinds of objects that come later do not matter here.
 #![allow(unreachable_patterns)]
@@ -102,7 +102,7 @@ enum Action {
     Start(usize),
     /// The request reaches who answers it, or the answer the machine.
     Arrive(usize, usize),
-    /// The request has its effect, and its answer is lost.
+    /// The request has its effect, and the answer says that nobody knows.
     Lose(usize, usize),
     Crash(usize),
     Tick(usize),
@@ -486,8 +486,19 @@ impl Model for TwoWriters {
             },
             Action::Lose(number, place) => {
                 state.losses += 1;
-                if let Message::Ask(effect) = state.writers[number].messages.remove(place) {
-                    let _ = state.serve(number, effect);
+                if let Message::Ask(effect) = state.writers[number].messages.remove(place)
+                    && let Some(Event::PointerCommitted { generation, .. }) =
+                        state.serve(number, effect)
+                    && state.writers[number].machine.is_some()
+                {
+                    let outcome = CommitOutcome::Unknown;
+                    let unknown = Event::PointerCommitted {
+                        generation,
+                        outcome,
+                    };
+                    state.writers[number]
+                        .messages
+                        .push(Message::Answer(unknown));
                 }
             }
             Action::Crash(number) => {
