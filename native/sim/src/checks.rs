@@ -174,17 +174,19 @@ impl World {
             let log = &state.log;
             let there = entry.kind == Kind::Fragment
                 && self.bucket.get(stream, object).is_some_and(|stored| {
+                    // A manifest that was cut back may end inside its last object.
+                    let cut = stored.next_offset > end && !state.lost.is_empty();
                     let same_timeline = stored.timeline == log.timeline || {
-                        let data = stored.bytes.get(
-                            fragment::HEADER_BYTES
-                                ..fragment::HEADER_BYTES + stored.data_bytes as usize,
-                        );
-                        data == Some(log.bytes(log.holding(entry.first_offset), log.holding(end)))
+                        let expected = log.bytes(log.holding(entry.first_offset), log.holding(end));
+                        let data = stored
+                            .bytes
+                            .get(fragment::HEADER_BYTES..fragment::HEADER_BYTES + expected.len());
+                        data == Some(expected)
                     };
                     // Until a lost end is noticed, the manifest is of the old timeline.
                     let unnoticed =
                         state.lost.iter().any(|(_, next)| end > *next) && old.next_offset >= end;
-                    stored.next_offset == end
+                    (stored.next_offset == end || cut)
                         && stored.data_bytes == entry.size_bytes
                         && (same_timeline || unnoticed)
                 });
@@ -220,7 +222,8 @@ impl World {
         if state.metadata.deleted {
             return;
         }
-        let reset = it.recovered == Some(Recovery::RemoteTierAhead) && known.root.is_empty();
+        let reset = it.recovered == Some(Recovery::RemoteTierAhead)
+            && known.root.next_offset <= state.log.next_offset();
         let right = match known.version.0 {
             0 => known.root.is_empty() && it.read_none,
             revision => state.history.get(&revision) == Some(&known.root),

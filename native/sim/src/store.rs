@@ -127,6 +127,8 @@ impl Metadata {
 pub struct Known {
     /// The manifest.
     pub root: Arc<Root>,
+    /// The local log has shown that it goes on where this ends: local retention may go by it.
+    pub confirmed: bool,
     /// Its revision, and the number of its publishing.
     pub version: (u64, u64),
 }

@@ -353,9 +353,12 @@ impl World {
                     };
                     self.ask(uploader, "effect CommitPointer", op);
                 }
-                Effect::Publish { root, revision } => {
-                    self.publish_manifest(uploader, root, revision)
-                }
+                Effect::Publish {
+                    root,
+                    revision,
+                    confirmed,
+                    ..
+                } => self.publish_manifest(uploader, root, revision, confirmed),
                 Effect::Delete { objects } => {
                     self.ask(uploader, "effect Delete", Op::Delete(objects))
                 }
@@ -444,7 +447,13 @@ impl World {
         }
     }
 
-    fn publish_manifest(&mut self, uploader: usize, root: Arc<Root>, revision: u64) {
+    fn publish_manifest(
+        &mut self,
+        uploader: usize,
+        root: Arc<Root>,
+        revision: u64,
+        confirmed: bool,
+    ) {
         self.coverage.hit("effect Publish");
         let Some(it) = self.uploaders.get_mut(uploader) else {
             return;
@@ -453,6 +462,7 @@ impl World {
         self.publishings += 1;
         let known = Known {
             root,
+            confirmed,
             version: (revision, self.publishings),
         };
         self.check_publish(uploader, &known);
@@ -490,12 +500,12 @@ impl World {
         {
             return;
         }
-        let next_offset = known.root.next_offset;
+        let (next_offset, confirmed) = (known.root.next_offset, known.confirmed);
         *slot = Some(known);
         let Some(disk) = state.disks.get_mut(node) else {
             return;
         };
-        if disk.trim_durable(&state.log, next_offset) {
+        if confirmed && disk.trim_durable(&state.log, next_offset) {
             let floor = state.log.id(disk.first());
             self.coverage.hit("local trim by the remote tier");
             self.note(|| {

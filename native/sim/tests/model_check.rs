@@ -364,7 +364,7 @@ impl State {
         };
         while let Some(effect) = machine.poll_effect() {
             match effect {
-                Effect::Publish { root, revision } => published.push((root, revision)),
+                Effect::Publish { root, revision, .. } => published.push((root, revision)),
                 Effect::CancelTransfers { .. }
                 | Effect::Problem { .. }
                 | Effect::Recovered { .. } => {}

@@ -83,7 +83,7 @@ impl ReplicaReader {
         match self.take_chunks(scan, &batch) {
             Ok(true) => {}
             // The rest, and how the scan ended, is looked at again when there is room.
-            Ok(false) => return self.scan_succeeded(),
+            Ok(false) => return self.seam_found(),
             Err(reason) => return self.scan_failed(reason),
         }
         let next = self.drain.next_offset.unwrap_or(scan.from_offset);

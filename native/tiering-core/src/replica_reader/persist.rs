@@ -155,6 +155,8 @@ impl ReplicaReader {
                     self.effects.push_back(Effect::Publish {
                         root: Arc::clone(&work.root),
                         revision: self.revision() + 1,
+                        confirmed: true,
+                        pointer: None,
                     });
                 }
                 if mutant!(DeleteOldRootEarly)
