@@ -402,13 +402,10 @@ impl World {
             return;
         };
         it.recovered = Some(kind);
-        let (stream, node, epoch) = (it.stream, it.node, it.epoch);
-        let Some(state) = self.streams.get_mut(stream) else {
+        let (stream, node) = (it.stream, it.node);
+        let Some(state) = self.streams.get(stream) else {
             return;
         };
-        if kind == Recovery::RemoteTierAhead && state.epoch == epoch {
-            state.floor = state.floor.max(to_offset.min(state.log.next_offset()));
-        }
         let justified = match kind {
             // What was to be uploaded next is on no disk of the writer's any more.
             Recovery::LocalLogAhead => state

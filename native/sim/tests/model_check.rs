@@ -4,7 +4,7 @@
 //! log of two fragments, at most one crash (of either, at any time), at most one compare-and-swap whose outcome is told as
 //! unknown after it had its effect. No time passes: deadlines and back-offs are left to the simulator. What is sent may arrive
 //! in any order, also after its sender is gone. (With a third fragment, or one deadline, it takes more than a minute.)
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::print_stdout)]
 // Kinds of objects that come later do not matter here.
 #![allow(unreachable_patterns)]
 
@@ -22,8 +22,6 @@ use tiering_core::replica_reader::{
 
 /// Chunks in the log, each a fragment.
 const FRAGMENTS: u64 = 2;
-/// Deadlines and waits that may pass.
-const TICKS: u8 = 0;
 /// Answers that may be lost.
 const LOSSES: u8 = 1;
 
@@ -52,7 +50,6 @@ struct State {
     fragments: BTreeSet<(u64, u32)>,
     objects: u32,
     now_ms: u64,
-    ticks: u8,
     losses: u8,
     crashes: u8,
     broken: Option<&'static str>,
@@ -105,7 +102,6 @@ enum Action {
     /// The request has its effect, and the answer says that nobody knows.
     Lose(usize, usize),
     Crash(usize),
-    Tick(usize),
 }
 
 /// More time than this means that the bounds are too wide.
@@ -424,7 +420,6 @@ impl Model for TwoWriters {
                 fragments: BTreeSet::new(),
                 objects: 0,
                 now_ms: 0,
-                ticks: 0,
                 losses: 0,
                 crashes: 0,
                 broken: None,
@@ -448,13 +443,8 @@ impl Model for TwoWriters {
                     actions.push(Action::Lose(number, place));
                 }
             }
-            if let Some(machine) = &writer.machine {
-                if state.crashes == 0 {
-                    actions.push(Action::Crash(number));
-                }
-                if state.ticks < TICKS && machine.poll_timeout().is_some() {
-                    actions.push(Action::Tick(number));
-                }
+            if writer.machine.is_some() && state.crashes == 0 {
+                actions.push(Action::Crash(number));
             }
         }
     }
@@ -519,12 +509,6 @@ impl Model for TwoWriters {
                             | Delete { .. }
                     )
                 });
-            }
-            Action::Tick(number) => {
-                state.ticks += 1;
-                let due_ms = state.writers[number].machine.as_ref()?.poll_timeout()?;
-                state.now_ms = state.now_ms.max(due_ms);
-                state.send(number, Event::Tick);
             }
         }
         Some(state.settle())
