@@ -1,12 +1,18 @@
 # What a user and a developer type. The work is in scripts/; each says at its head what it does.
 
-.PHONY: build test demo ct bench fuzz coverage dist cluster clean
+.PHONY: build test sim sim-mutants demo ct bench fuzz coverage dist cluster clean
 
 build: ## native library and Erlang modules, put together
 	scripts/dist
 
 test: ## everything that CI runs; STAGES="rust ct" for some of it
 	scripts/test $(STAGES)
+
+sim: ## seeded simulation of both machines; SEEDS=10000 STEPS=5000 FROM=1; on failure the seed and a shrunk trace
+	scripts/sim
+
+sim-mutants: ## deliberate mistakes of the core, and which seed finds each
+	scripts/sim --mutants
 
 demo: ## publish, watch local disk shrink and objects grow, read back, compare; KEEP=1 leaves it running
 	scripts/demo

@@ -7,6 +7,7 @@
 
 pub mod fragment_assembly;
 pub mod manifest;
+pub mod mutants;
 pub mod remote_reader;
 pub mod replica_reader;
 pub mod route;

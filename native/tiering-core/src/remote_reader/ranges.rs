@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::effect::FragmentRef;
+use crate::mutants::mutant;
 
 /// Where one range is.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ impl RangeQueue {
         let end = range.end;
         range.end = range.start + bytes.len() as u64;
         range.state = RangeState::Complete(bytes);
-        if range.end < end {
+        if range.end < end && !mutant!(ReaderDropsShortRest) {
             let rest = Range {
                 id: rest_id,
                 fragment: range.fragment,
@@ -133,6 +134,9 @@ impl RangeQueue {
 
     /// When the next wait is over.
     pub(super) fn next_due_ms(&self) -> Option<u64> {
+        if mutant!(ReaderForgetsRetry) {
+            return None;
+        }
         self.ranges
             .iter()
             .filter_map(|range| match range.state {

@@ -14,6 +14,7 @@ use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState};
 use super::{Next, Phase};
+use crate::mutants::mutant;
 use crate::replica_reader::Failure;
 
 /// Chunks in front of the place that was asked for.
@@ -144,6 +145,13 @@ impl Streaming {
     }
 
     fn search_anew(&self) -> Next {
+        if mutant!(ReaderRepeatsAfterGone) {
+            let first = self
+                .fragments
+                .front()
+                .map_or(0, |fragment| fragment.first_offset);
+            return Next::Enter(Phase::Placing(Box::new(Placing::new(Start::Offset(first)))));
+        }
         Next::Enter(Phase::Placing(Box::new(Placing::resume(
             self.assembly.expected_offset(),
         ))))

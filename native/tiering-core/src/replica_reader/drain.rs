@@ -6,6 +6,7 @@ use super::status::ProblemKind;
 use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
 use crate::fragment_assembly::FragmentAssembly;
 use crate::manifest::rebalance;
+use crate::mutants::mutant;
 
 /// A scan that fails this often in a row is a problem; the first time it may be a race with the writer.
 const FAILED_SCAN_IS_A_PROBLEM_AFTER: u32 = 2;
@@ -20,7 +21,7 @@ pub(super) struct Scan {
 }
 
 /// Where draining is.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Drain {
     /// Offset after the last chunk taken over; `None` until it is known where to start.
     pub(super) next_offset: Option<u64>,
@@ -80,8 +81,11 @@ impl ReplicaReader {
         let Some(scan) = self.drain.scan.take_if(|scan| scan.ticket == generation) else {
             return;
         };
-        if let Err(reason) = self.take_chunks(scan, &batch) {
-            return self.scan_failed(reason);
+        match self.take_chunks(scan, &batch) {
+            Ok(true) => {}
+            // The rest, and how the scan ended, is looked at again when there is room.
+            Ok(false) => return self.seam_found(),
+            Err(reason) => return self.scan_failed(reason),
         }
         let next = self.drain.next_offset.unwrap_or(scan.from_offset);
         match batch.end {
@@ -107,13 +111,26 @@ impl ReplicaReader {
                 self.scan_failed("a scan contradicts itself".to_owned());
             }
             // The writer may be recovering its log: an empty one is never a reason to give anything up.
+            ScanEnd::Empty if mutant!(ResetOnEmptyLog) => {
+                self.scan_succeeded();
+                self.request_reset(Recovery::RemoteTierAhead, 0);
+            }
             ScanEnd::Empty => self.scan_later(),
+            ScanEnd::Failed { .. } if mutant!(SkipFailedScan) => {
+                self.drain.next_offset = Some(scan.up_to_chunk_id);
+                self.scan_succeeded();
+            }
             ScanEnd::Failed { reason } => self.scan_failed(reason),
         }
     }
 
-    fn take_chunks(&mut self, scan: Scan, batch: &ScanBatch) -> Result<(), String> {
+    /// Whether there was room for all of them. Fragments that are cut for their size and others that are cut for their number
+    /// of chunks can be more than the scan's limits, each for itself, allow for.
+    fn take_chunks(&mut self, scan: Scan, batch: &ScanBatch) -> Result<bool, String> {
         for chunk in &batch.chunks {
+            if self.transfers.len() >= self.settings.max_in_flight_transfers {
+                return Ok(false);
+            }
             let (id, expected) = (
                 chunk.header.chunk_id,
                 self.drain.next_offset.unwrap_or(scan.from_offset),
@@ -143,7 +160,7 @@ impl ReplicaReader {
                 self.cut();
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The local log goes on where the manifest ends.

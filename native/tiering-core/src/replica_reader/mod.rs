@@ -53,7 +53,7 @@ use status::Problems;
 use transfers::{Anchor, Transfers};
 use tree::Tree;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Phase {
     Resolving(Resolve),
     Running,
@@ -61,7 +61,7 @@ enum Phase {
 }
 
 /// The machine. See the module's page.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ReplicaReader {
     settings: Settings,
     epoch: u64,

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use log_format::manifest::Root;
 
+use crate::mutants::mutant;
+
 use super::status::ProblemKind;
 use super::tree::Taken;
 use super::{
@@ -17,7 +19,7 @@ use super::{
 const PASSING_IS_A_PROBLEM_AFTER: u32 = 3;
 
 /// A persist under way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Work {
     root: Arc<Root>,
     edits: u32,
@@ -46,7 +48,7 @@ enum Step {
     WaitingToVerify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct UnderWay {
     work: Work,
     step: Step,
@@ -55,7 +57,7 @@ struct UnderWay {
 }
 
 /// Edits that wait for a persist, and the one that may be under way.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Persist {
     under_way: Option<UnderWay>,
     /// Edits since the last snapshot.
@@ -98,9 +100,11 @@ impl ReplicaReader {
     }
 
     pub(super) fn persist_deadline_ms(&self) -> Option<u64> {
-        self.persist
-            .under_way
-            .as_ref()
+        let under_way = self.persist.under_way.as_ref();
+        if mutant!(ForgetPersistTimer) {
+            return under_way.map(|under_way| under_way.at_ms);
+        }
+        under_way
             .map(|under_way| under_way.at_ms)
             .or_else(|| self.persist_at_ms())
     }
@@ -147,6 +151,25 @@ impl ReplicaReader {
             Ok(uid) => {
                 self.counters.roots_created += 1;
                 work.uid = Some(uid);
+                if mutant!(PublishBeforeCommit) {
+                    self.effects.push_back(Effect::Publish {
+                        root: Arc::clone(&work.root),
+                        revision: self.revision() + 1,
+                        confirmed: true,
+                        pointer: None,
+                    });
+                }
+                if mutant!(DeleteOldRootEarly)
+                    && let Some(Pointer { epoch, uid, .. }) = self.pointer
+                {
+                    self.effects.push_back(Effect::Delete {
+                        objects: vec![StoredObject::Root { epoch, uid }],
+                    });
+                }
+                self.commit(work);
+            }
+            Err(_) if mutant!(CommitWithoutRoot) => {
+                work.uid = Some(0);
                 self.commit(work);
             }
             Err(Failure::Transient(text)) => {
@@ -185,6 +208,10 @@ impl ReplicaReader {
             return;
         };
         match outcome {
+            CommitOutcome::Unknown if mutant!(UnknownCommitIsSuccess) => {
+                let revision = self.revision() + 1;
+                self.persisted(work, revision);
+            }
             CommitOutcome::Committed { revision } if revision > self.revision() => {
                 self.persisted(work, revision)
             }
@@ -209,6 +236,15 @@ impl ReplicaReader {
 
     fn conflict(&mut self, work: Work) {
         self.counters.persist_conflicts += 1;
+        if mutant!(DeleteGarbageOnConflict)
+            && let Some(Pointer { epoch, uid, .. }) = self.pointer
+        {
+            let mut objects: Vec<StoredObject> = super::fragments(&self.persisted)
+                .map(|(object, _)| object)
+                .collect();
+            objects.push(StoredObject::Root { epoch, uid });
+            self.effects.push_back(Effect::Delete { objects });
+        }
         self.keep_for_later(work);
         self.resolve_again();
     }
@@ -273,6 +309,9 @@ impl ReplicaReader {
         self.counters.persists_failed += 1;
         if report {
             self.problems.set(ProblemKind::Persist, text);
+        }
+        if mutant!(ForgetEditsOfFailedPersist) {
+            return;
         }
         self.keep_for_later(work);
         // A snapshot without edits (a recovery) is due again, too.

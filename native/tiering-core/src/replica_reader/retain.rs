@@ -5,6 +5,7 @@ use log_format::manifest::{Kind, NO_TIMESTAMP};
 
 use super::{Phase, ReplicaReader, RetentionBound};
 use crate::manifest::{edit, retention};
+use crate::mutants::mutant;
 
 impl ReplicaReader {
     pub(super) fn on_retention_changed(&mut self, bound: RetentionBound) {
@@ -38,9 +39,20 @@ impl ReplicaReader {
         if count == 0 {
             return;
         }
+        let count = if mutant!(RetainTooMuch) {
+            (count + 1).min(durable.len())
+        } else {
+            count
+        };
         if let Ok(dropped) = edit::drop_leading(&mut self.manifest, count) {
-            self.garbage
-                .extend(super::objects(&dropped, self.manifest.first_offset));
+            let objects = super::objects(&dropped, self.manifest.first_offset);
+            if mutant!(DeleteBeforePersist) {
+                self.effects.push_back(super::Effect::Delete {
+                    objects: objects.map(|(object, _)| object).collect(),
+                });
+            } else {
+                self.garbage.extend(objects);
+            }
             self.note_edit();
         }
     }

@@ -171,7 +171,7 @@ impl ProblemKind {
 }
 
 /// All problems there are; only the first is told, and only when it changes.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Problems {
     present: BTreeMap<ProblemKind, String>,
     told: Option<Problem>,

@@ -8,6 +8,7 @@ use super::status::ProblemKind;
 use super::{Effect, Failure, Recovery, ReplicaReader, StoredObject};
 use crate::fragment_assembly::FragmentPlan;
 use crate::manifest::edit;
+use crate::mutants::mutant;
 
 /// Passing failures of one fragment that are a problem: about three hundred milliseconds of them.
 const TRANSIENT_IS_A_PROBLEM_AFTER: u32 = 6;
@@ -40,7 +41,7 @@ enum State {
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Transfer {
     plan: Arc<FragmentPlan>,
     state: State,
@@ -55,7 +56,7 @@ struct Transfer {
 }
 
 /// The queue. References are given in order, so a transfer's place follows from its reference.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Transfers {
     queue: VecDeque<Transfer>,
     next_reference: u64,
@@ -105,7 +106,17 @@ impl Transfers {
     }
 
     pub(super) fn deadline_ms(&self) -> Option<u64> {
-        self.timers.first().map(|(at, _)| *at)
+        let of_retries = |reference: &u64| {
+            let place = reference - self.first_reference();
+            let transfer = self.queue.get(usize::try_from(place).ok()?)?;
+            Some(transfer.state == State::Waiting)
+        };
+        self.timers
+            .iter()
+            .find(|(_, reference)| {
+                !mutant!(ForgetRetryTimer) || of_retries(reference) != Some(true)
+            })
+            .map(|(at, _)| *at)
     }
 
     /// Plans in cut order, and whether each is held.
@@ -195,8 +206,11 @@ impl ReplicaReader {
             lost: false,
             trouble: None,
         });
-        if self.anchor == Anchor::Done {
+        if self.anchor == Anchor::Done || mutant!(SkipAnchor) {
             self.submit(reference);
+        }
+        if mutant!(PersistBeforeTransfer) {
+            self.transfer_succeeded(reference, 0);
         }
     }
 
@@ -223,14 +237,24 @@ impl ReplicaReader {
         reference: u64,
         outcome: Result<u32, Failure>,
     ) {
-        if generation != self.transfers.generation {
+        if generation != self.transfers.generation && !mutant!(IgnoreGeneration) {
             return;
         }
+        let reference = if mutant!(ApplyOutOfOrder) {
+            self.transfers.first_reference()
+        } else {
+            reference
+        };
         let state = self
             .transfers
             .get_mut(reference)
             .map(|transfer| transfer.state);
         match (state, outcome) {
+            (None, Ok(uid)) if mutant!(ApplyDuplicate) => {
+                if let Some(last) = self.manifest.entries.last_mut() {
+                    last.uid = uid;
+                }
+            }
             // Sent again after its deadline, and now answered twice: the first answer counted.
             (None | Some(State::Held | State::Done { .. }), _) | (Some(State::Waiting), Err(_)) => {
                 self.counters.duplicates_ignored += 1;
@@ -247,6 +271,8 @@ impl ReplicaReader {
         self.transfers.set_trouble(reference, None);
         self.counters.transfers_completed += 1;
         if let Some(transfer) = self.transfers.get_mut(reference) {
+            // An earlier try may have had its bytes in time.
+            transfer.lost = false;
             self.counters.bytes_transferred += transfer.plan.object_bytes();
         }
         self.transfer_problem();
@@ -268,6 +294,10 @@ impl ReplicaReader {
                 };
                 let report = transfer.transient_failures >= TRANSIENT_IS_A_PROBLEM_AFTER;
                 (delay_ms, report.then_some(text))
+            }
+            Failure::Stalled(_) if mutant!(DropFailedFragment) => {
+                self.transfers.set(reference, State::Done { uid: 0 }, 0);
+                return;
             }
             Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text) => {
                 self.counters.stalled_retries += 1;
@@ -347,16 +377,19 @@ impl ReplicaReader {
 
     /// Asks for a recovery if what is not uploaded yet is not in the local log any more.
     pub(super) fn notice_trimmed(&mut self) {
-        let Some(floor) = self.local_first_chunk_id else {
-            return;
-        };
+        if let Some(floor) = self.local_first_chunk_id
+            && self.is_trimmed_by(floor)
+        {
+            self.request_reset(Recovery::LocalLogAhead, floor);
+        }
+    }
+
+    /// Whether a local log that starts at `floor` cannot give any more what is not uploaded yet.
+    pub(super) fn is_trimmed_by(&self, floor: u64) -> bool {
         // Chunks in the making were read, but only their headers: their bytes are gone, too.
         let uncut_is_gone = self.drain.uncut_from().is_some_and(|from| from < floor);
         let lost = |transfer: &Transfer| transfer.lost && transfer.plan.first_offset < floor;
-        let transfer_is_gone = self.transfers.troubled > 0 && self.transfers.queue.iter().any(lost);
-        if uncut_is_gone || transfer_is_gone {
-            self.request_reset(Recovery::LocalLogAhead, floor);
-        }
+        uncut_is_gone || self.transfers.troubled > 0 && self.transfers.queue.iter().any(lost)
     }
 
     /// Drops all transfers, and whatever is assembled is up to the caller.
@@ -367,7 +400,11 @@ impl ReplicaReader {
             generation: self.transfers.generation,
         });
         // References are never used twice, not even across generations: a result that is late cannot be taken for another.
-        let next_reference = self.transfers.next_reference;
+        let next_reference = if mutant!(IgnoreGeneration) {
+            0
+        } else {
+            self.transfers.next_reference
+        };
         self.transfers = Transfers {
             next_reference,
             ..Transfers::new(self.ticket())

@@ -59,7 +59,7 @@ pub(super) enum Taken {
     Waits,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Work {
     Put { position: usize, group: Arc<Group> },
     Descend { entry: Entry },
@@ -67,14 +67,14 @@ enum Work {
     Open { entry: Entry },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct UnderWay {
     ticket: u64,
     deadline_ms: u64,
     work: Work,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Retry {
     failures: u32,
     at_ms: Option<u64>,
@@ -88,7 +88,7 @@ impl Retry {
 }
 
 /// A group that was made since the last persist.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Fresh {
     pub(super) entry: Entry,
     pub(super) group: Arc<Group>,
@@ -96,7 +96,7 @@ pub(super) struct Fresh {
 }
 
 /// See the module's page.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Tree {
     under_way: Option<UnderWay>,
     turn: Turn,

@@ -137,6 +137,36 @@ fn scanning_waits_while_the_queue_is_full_and_goes_on_when_it_is_not() {
     );
 }
 
+/// Found by the simulator (seed 40018): limits of size and of chunks, each kept by itself, made more fragments than allowed.
+#[test]
+fn a_scan_that_makes_more_fragments_than_there_is_room_for_is_taken_up_to_there() {
+    let mut rig = Rig::fresh();
+    rig.committed(190, 0);
+    let (generation, ..) = rig.take_scan();
+    let chunks = (0..20).map(|number| chunk(number * RECORDS)).collect();
+    let end = ScanEnd::CaughtUp;
+    rig.send(Event::Scanned {
+        generation,
+        batch: ScanBatch { chunks, end },
+    });
+    let status = rig.machine.status();
+    assert_eq!(status.transfers_waiting, 4);
+    assert_eq!(status.log_next_offset, 191);
+    rig.write_anchor();
+    let (generation, reference, _) = rig.take_transfer();
+    rig.transfer_done((generation, reference), Ok(1));
+    assert!(
+        rig.effects.iter().any(|effect| matches!(
+            effect,
+            Effect::Scan {
+                from_offset: 80,
+                ..
+            }
+        )),
+        "goes on where it stopped"
+    );
+}
+
 #[test]
 fn a_hole_in_a_batch_is_never_skipped() {
     let mut rig = Rig::fresh();

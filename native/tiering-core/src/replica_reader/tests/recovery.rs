@@ -368,3 +368,25 @@ fn a_local_log_that_moves_past_the_manifest_while_a_recovery_waits_leaves_no_hol
     assert_eq!(rig.machine.status().manifest_next_offset, 100);
     assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 1);
 }
+
+/// Found by the simulator (seed 2649): the manifest, with what had just become durable, was given up for nothing.
+#[test]
+fn a_recovery_that_waits_is_called_off_when_the_lost_transfer_turns_out_to_have_arrived() {
+    let mut rig = Rig::persisted();
+    // One recovery, so that the next one waits.
+    rig.committed(90, 80);
+    recovered(&mut rig, Recovery::LocalLogAhead, 40, 80);
+    rig.drain(100, 80);
+    let (generation, reference, plan) = rig.take_transfer();
+    rig.transfer_done((generation, reference), Err(lost()));
+    rig.committed(plan.next_offset, plan.next_offset);
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 1);
+    // The answer of the try before, which had its file open in time.
+    rig.transfer_done((generation, reference), Ok(7));
+    let before = rig.machine.status().manifest_next_offset;
+    assert_eq!(before, plan.next_offset);
+    rig.wait(120_000);
+    assert_eq!(rig.machine.counters().local_log_ahead_recoveries, 1);
+    assert_eq!(rig.machine.status().manifest_next_offset, before);
+    assert_eq!(rig.machine.status().manifest_first_offset, 80);
+}

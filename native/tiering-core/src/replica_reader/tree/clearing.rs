@@ -11,7 +11,7 @@ use crate::replica_reader::{Failure, ReplicaReader, StoredObject};
 const CLEARING_TRIES_MAX: u32 = 8;
 
 /// A group of a manifest that is no more.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Condemned {
     pub(super) entry: Entry,
     /// What it holds is on the list, too; it goes when that is gone.

@@ -1,0 +1,822 @@
+//! Consumers: they attach by a spec, are routed as the broker routes them, read through the real [`RemoteReader`], move
+//! between the tiers, and compare everything with the reference.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use log_format::chunk::HEADER_BYTES;
+use log_format::fragment;
+use tiering_core::remote_reader::{
+    Effect, Event as ReaderEvent, FailureKind, FragmentRef, ManifestView, ReadOutcome, ReadyQueue,
+    RemoteReader, Start,
+};
+use tiering_core::replica_reader::{Failure, StoredObject};
+use tiering_core::route::{LocalSpec, Route, Spec, route};
+
+use crate::log::Log;
+use crate::plan::Trouble;
+use crate::uploader::shorten;
+use crate::world::{Event, Stream, WALL_MS, World};
+
+/// A request of a reader.
+#[derive(Debug)]
+pub(crate) enum ReaderOp {
+    /// The node's manifest.
+    Refresh(u64),
+    /// Bytes of a fragment; `whole`: fewer are as good (an index).
+    Get {
+        id: u64,
+        fragment: FragmentRef,
+        start: u64,
+        end: u64,
+        index: bool,
+    },
+}
+
+/// Something for a reader.
+#[derive(Debug)]
+pub enum ReaderNews {
+    /// An answer.
+    Event(ReaderEvent),
+    /// Time.
+    Wake(u64),
+}
+
+#[derive(Debug)]
+struct Remote {
+    machine: Box<RemoteReader>,
+    queue: ReadyQueue,
+    wake_ms: Option<u64>,
+    wakes_in_a_row: u32,
+    /// Requests without an answer, and when the last answer came.
+    in_flight: usize,
+    answered_ms: u64,
+    finished_ms: u64,
+    /// Longest time for which nothing was asked although the consumer has nothing.
+    idle_ms: u64,
+    crc_seen: u64,
+}
+
+#[derive(Debug)]
+enum Mode {
+    Attach(Spec),
+    Local(usize),
+    Remote(Remote),
+}
+
+/// Where the first chunk has to be.
+#[derive(Debug, Clone, Copy)]
+struct Begin {
+    /// The chunk that holds this offset, or a later one if there is a reason.
+    offset: u64,
+    /// Not older than this, if it comes from the remote tier.
+    timestamp_ms: Option<i64>,
+}
+
+/// One consumer.
+#[derive(Debug)]
+pub struct Consumer {
+    stream: usize,
+    node: usize,
+    mode: Mode,
+    reader: u64,
+    begin: Option<Begin>,
+    expected: Option<u64>,
+    /// Bytes were corrupted on their way to it.
+    corrupted: bool,
+}
+
+impl Consumer {
+    fn attach(&mut self, spec: Spec) {
+        self.mode = Mode::Attach(spec);
+        self.reader += 1;
+        self.corrupted = false;
+    }
+}
+
+impl World {
+    /// A consumer that attaches for the first time.
+    pub fn create_consumer(&mut self) {
+        let consumer = self.consumers.len();
+        self.consumers.push(Consumer {
+            stream: 0,
+            node: 0,
+            mode: Mode::Attach(Spec::First),
+            reader: 0,
+            begin: None,
+            expected: None,
+            corrupted: false,
+        });
+        self.new_subscription(consumer);
+        let delay_ms = self.rng.range(1, 300);
+        self.at(delay_ms, Event::Poll(consumer));
+    }
+
+    fn new_subscription(&mut self, consumer: usize) {
+        let live: Vec<usize> = (0..self.streams.len())
+            .filter(|stream| {
+                self.streams
+                    .get(*stream)
+                    .is_some_and(|state| !state.metadata.deleted)
+            })
+            .collect();
+        let stream = live
+            .get(self.rng.below(live.len().max(1)))
+            .copied()
+            .unwrap_or(0);
+        let node = self.rng.below(self.knobs.nodes);
+        let next = self
+            .streams
+            .get(stream)
+            .map_or(0, |state| state.log.next_offset());
+        let ago_ms = self.rng.range(0, self.now_ms + 50);
+        let offset = self.rng.range(0, next + 5);
+        let spec = match self.rng.below(9) {
+            0 | 1 => Spec::First,
+            2 => Spec::Last,
+            3 => Spec::Next,
+            4 | 5 => Spec::Offset(offset),
+            6 => Spec::Abs(offset),
+            _ => Spec::Timestamp(WALL_MS + self.now_ms as i64 + 20 - ago_ms as i64),
+        };
+        if let Some(it) = self.consumers.get_mut(consumer) {
+            (it.stream, it.node, it.begin, it.expected) = (stream, node, None, None);
+            it.attach(spec);
+        }
+    }
+
+    /// The stream is gone or is another one: consumers of it attach to something else.
+    pub fn reset_consumers(&mut self, stream: usize) {
+        self.reset_consumers_of(stream, None);
+    }
+
+    /// The same for one node.
+    pub fn reset_consumers_of(&mut self, stream: usize, node: Option<usize>) {
+        for consumer in 0..self.consumers.len() {
+            let hit = self
+                .consumers
+                .get(consumer)
+                .is_some_and(|it| it.stream == stream && node.is_none_or(|node| it.node == node));
+            if hit {
+                self.new_subscription(consumer);
+            }
+        }
+    }
+
+    /// The consumer looks for more.
+    pub fn poll(&mut self, consumer: usize) {
+        let pause_ms = self.rng.range(1, 40);
+        let credit = self.rng.range(1, 12);
+        if !self.quiet && self.rng.chance(60) {
+            self.new_subscription(consumer);
+        }
+        if self.quiet && self.consumer_is_through(consumer) {
+            return;
+        }
+        self.at(pause_ms, Event::Poll(consumer));
+        for _ in 0..credit {
+            if self.violation.is_some() || !self.read_one(consumer) {
+                break;
+            }
+        }
+        self.reader_consumed(consumer);
+    }
+
+    /// Whether it got a chunk or moved on.
+    fn read_one(&mut self, consumer: usize) -> bool {
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return false;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return false;
+        };
+        let Some(disk) = state.disks.get(it.node) else {
+            return false;
+        };
+        match &mut it.mode {
+            Mode::Attach(spec) => {
+                let spec = *spec;
+                self.attach(consumer, spec)
+            }
+            Mode::Local(index) if *index < disk.first() => {
+                // Its segment is gone.
+                let offset = it.expected.unwrap_or_else(|| state.log.id(*index));
+                it.attach(Spec::Offset(offset));
+                true
+            }
+            Mode::Local(index) if *index < disk.end => {
+                let (at, bytes) = (
+                    *index,
+                    Bytes::copy_from_slice(state.log.bytes(*index, *index + 1)),
+                );
+                *index += 1;
+                let id = state.log.id(at);
+                self.coverage.hit("reader local chunk");
+                self.delivered(consumer, id, &bytes, false);
+                true
+            }
+            Mode::Local(_) => false,
+            Mode::Remote(remote) => {
+                if disk.end == 0 {
+                    // A replica that has nothing yet: nothing is committed there.
+                    return false;
+                }
+                let committed = state.log.id(disk.end - 1);
+                match remote.queue.take(committed) {
+                    ReadOutcome::Chunk { header, bytes, .. } => {
+                        self.coverage.hit("reader delivered");
+                        self.delivered(consumer, header.chunk_id, &bytes, true);
+                        true
+                    }
+                    ReadOutcome::Wait => false,
+                    ReadOutcome::Local { next_offset } => {
+                        self.coverage.hit("reader to local");
+                        it.attach(Spec::Offset(it.expected.unwrap_or(next_offset)));
+                        self.note(|| {
+                            format!(
+                                "consumer {consumer}: goes on in the local log at {next_offset}"
+                            )
+                        });
+                        true
+                    }
+                    ReadOutcome::Failed { kind, text } => {
+                        self.reader_failed(consumer, kind, &text);
+                        false
+                    }
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, consumer: usize, spec: Spec) -> bool {
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return false;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return false;
+        };
+        let Some(disk) = state.disks.get(it.node) else {
+            return false;
+        };
+        let local_first = disk.first_offset(&state.log);
+        let local_next = state.log.id(disk.end);
+        let local_only = matches!(spec, Spec::Last | Spec::Next)
+            || matches!(spec, Spec::Offset(offset) if local_first.is_some_and(|first| offset >= first));
+        let known = usable(state, it.node);
+        let root = match known {
+            Some(root) => root,
+            None if local_only => Arc::new(log_format::manifest::Root::empty_at(0)),
+            None => {
+                self.coverage.hit("reader manifest unknown");
+                return false;
+            }
+        };
+        let decision = route(&root, spec, local_first, local_next);
+        let readable_first = match local_first {
+            Some(local) if root.is_empty() => local,
+            Some(local) => local.min(root.first_offset),
+            None if root.is_empty() => local_next,
+            None => root.first_offset,
+        };
+        let local_at = |local: LocalSpec| match local {
+            LocalSpec::First => disk.first(),
+            LocalSpec::Last => disk.end.max(1) - 1,
+            LocalSpec::Next => disk.end,
+            LocalSpec::Offset(offset) => state.log.holding(offset).clamp(disk.first(), disk.end),
+            LocalSpec::Timestamp(timestamp_ms) => state
+                .log
+                .at_time(timestamp_ms)
+                .clamp(disk.first(), disk.end),
+        };
+        if it.expected.is_none() {
+            let offset = match spec {
+                Spec::First => readable_first,
+                Spec::Last | Spec::Next => state.log.id(local_at(if spec == Spec::Last {
+                    LocalSpec::Last
+                } else {
+                    LocalSpec::Next
+                })),
+                Spec::Offset(offset) | Spec::Abs(offset) => offset
+                    .max(readable_first)
+                    .min(local_next.max(root.next_offset).max(readable_first)),
+                Spec::Timestamp(timestamp_ms) => state
+                    .log
+                    .id(state.log.at_time(timestamp_ms))
+                    .max(readable_first),
+            };
+            let timestamp_ms = match spec {
+                Spec::Timestamp(timestamp_ms) => Some(timestamp_ms),
+                _ => None,
+            };
+            // Past the end is at the end, as in the stock log; a replica that lags ends earlier.
+            let offset = if matches!(decision, Route::Local(_)) {
+                offset.min(local_next)
+            } else {
+                offset
+            };
+            it.begin = Some(Begin {
+                offset,
+                timestamp_ms,
+            });
+        }
+        self.coverage.hit(match spec {
+            Spec::First => "attach first",
+            Spec::Last => "attach last",
+            Spec::Next => "attach next",
+            Spec::Offset(_) => "attach offset",
+            Spec::Abs(_) => "attach abs",
+            Spec::Timestamp(_) => "attach timestamp",
+        });
+        match decision {
+            Route::Local(local) => {
+                self.coverage.hit("route local");
+                it.mode = Mode::Local(local_at(local));
+                self.note(|| format!("consumer {consumer}: {spec:?} is local ({local:?})"));
+                true
+            }
+            Route::OutOfRange { .. } => {
+                self.coverage.hit("attach abs out of range");
+                if let Spec::Abs(offset) = spec
+                    && offset >= readable_first
+                    && offset < local_next
+                {
+                    self.violated(|| {
+                        format!("tier overlap: offset {offset} is called out of range")
+                    });
+                }
+                self.new_subscription(consumer);
+                false
+            }
+            Route::Remote { start_offset } => {
+                self.coverage.hit("route remote");
+                if it.expected.is_some() {
+                    self.coverage.hit("reader to remote");
+                }
+                let start = match spec {
+                    Spec::Timestamp(timestamp_ms) => Start::Timestamp(timestamp_ms),
+                    _ => Start::Offset(start_offset),
+                };
+                let seed = self.rng.next();
+                it.mode = Mode::Remote(Remote {
+                    machine: Box::new(RemoteReader::new(self.now_ms, self.knobs.read, start, seed)),
+                    queue: ReadyQueue::new(),
+                    wake_ms: None,
+                    wakes_in_a_row: 0,
+                    in_flight: 0,
+                    answered_ms: self.now_ms,
+                    finished_ms: 0,
+                    idle_ms: 0,
+                    crc_seen: 0,
+                });
+                self.note(|| format!("consumer {consumer}: {spec:?} is remote ({start:?})"));
+                self.reader_pump(consumer);
+                true
+            }
+        }
+    }
+
+    /// Exactly once, in order, byte for byte.
+    fn delivered(&mut self, consumer: usize, chunk_id: u64, bytes: &Bytes, remote: bool) {
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return;
+        };
+        let index = state.log.holding(chunk_id);
+        let next = state.log.id(index + 1);
+        let same = state.log.id(index) == chunk_id && state.log.bytes(index, index + 1) == bytes;
+        let (expected, begin) = (it.expected.replace(next), it.begin.take());
+        if !same {
+            return self.violated(|| format!("exactly once: consumer {consumer} got other bytes at {chunk_id} (remote: {remote})"));
+        }
+        let timestamp_ms = state
+            .log
+            .chunk(index)
+            .map_or(0, |chunk| chunk.header.timestamp_ms);
+        let problem = match (expected, begin) {
+            (Some(expected), _) if chunk_id < expected => Some("again"),
+            (Some(expected), _) if chunk_id > expected => {
+                self.coverage.hit("reader jumped");
+                (!explained(state, expected, chunk_id)).then_some("a chunk after a gap")
+            }
+            (None, Some(begin)) if chunk_id > begin.offset => {
+                (!explained(state, begin.offset, chunk_id)).then_some("a first chunk too late")
+            }
+            (
+                None,
+                Some(Begin {
+                    offset,
+                    timestamp_ms: None,
+                }),
+            ) if next <= offset => Some("a first chunk too early"),
+            (
+                None,
+                Some(Begin {
+                    timestamp_ms: Some(wanted),
+                    ..
+                }),
+            ) if remote && timestamp_ms < wanted => Some("a first chunk too old"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            let reasons = format!("floor {}, gaps {:?}", state.floor, state.gaps);
+            self.violated(|| {
+                format!("exactly once: consumer {consumer} got {problem}: {chunk_id}, expected {expected:?} or {begin:?} (remote: {remote}; {reasons})")
+            });
+        }
+    }
+
+    fn reader_failed(&mut self, consumer: usize, kind: FailureKind, text: &str) {
+        let quiet = self.quiet;
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let patience_ms = 2 * self.knobs.read.backoff_max_ms;
+        let asked = match &it.mode {
+            Mode::Remote(remote) => {
+                remote.idle_ms <= patience_ms
+                    && (remote.in_flight > 0
+                        || remote.finished_ms <= remote.answered_ms + patience_ms)
+            }
+            Mode::Attach(_) | Mode::Local(_) => true,
+        };
+        let allowed = match kind {
+            FailureKind::Bug => false,
+            FailureKind::Corrupt => it.corrupted,
+            // A node that has not heard of the newest manifest yet, or that was cut off from the store.
+            FailureKind::Lost => !quiet,
+            // Whoever gives up has asked to the end, with the longest wait before the last time.
+            FailureKind::Unavailable => asked,
+        };
+        if kind == FailureKind::Unavailable {
+            self.coverage.hit("reader unavailable");
+        }
+        let spec = match (it.expected, it.begin) {
+            (Some(expected), _) => Some(Spec::Offset(expected)),
+            (
+                None,
+                Some(Begin {
+                    timestamp_ms: Some(timestamp_ms),
+                    ..
+                }),
+            ) => Some(Spec::Timestamp(timestamp_ms)),
+            (None, Some(begin)) => Some(Spec::Offset(begin.offset)),
+            (None, None) => None,
+        };
+        match spec {
+            Some(spec) => it.attach(spec),
+            None => self.new_subscription(consumer),
+        }
+        self.note(|| format!("consumer {consumer}: its reader failed: {kind:?} {text}"));
+        if !allowed {
+            self.violated(|| {
+                format!("exactly once: the reader of consumer {consumer} failed: {kind:?} {text}")
+            });
+        }
+    }
+
+    fn reader_consumed(&mut self, consumer: usize) {
+        let Some(Consumer {
+            mode: Mode::Remote(remote),
+            ..
+        }) = self.consumers.get_mut(consumer)
+        else {
+            return;
+        };
+        let (chunks, bytes) = remote.queue.drain_taken();
+        if chunks > 0 {
+            remote.answered_ms = self.now_ms;
+            remote
+                .machine
+                .handle(self.now_ms, ReaderEvent::Consumed { chunks, bytes });
+            self.reader_pump(consumer);
+        }
+    }
+
+    /// Something reaches a reader, if it still is the one.
+    pub fn reader_news(&mut self, consumer: usize, reader: u64, news: ReaderNews) {
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        if it.reader != reader {
+            return;
+        }
+        let Mode::Remote(remote) = &mut it.mode else {
+            return;
+        };
+        let event = match news {
+            ReaderNews::Event(event) => {
+                remote.wakes_in_a_row = 0;
+                if matches!(
+                    event,
+                    ReaderEvent::Fetched { .. } | ReaderEvent::Manifest { .. }
+                ) {
+                    remote.in_flight = remote.in_flight.saturating_sub(1);
+                    remote.answered_ms = self.now_ms;
+                }
+                event
+            }
+            ReaderNews::Wake(at_ms) if remote.wake_ms == Some(at_ms) => {
+                remote.wake_ms = None;
+                remote.wakes_in_a_row += 1;
+                ReaderEvent::Tick
+            }
+            ReaderNews::Wake(_) => return,
+        };
+        let stuck = remote.wakes_in_a_row > 2_000;
+        remote.machine.handle(self.now_ms, event);
+        self.reader_pump(consumer);
+        if stuck {
+            self.violated(|| {
+                format!("liveness: the reader of consumer {consumer} is woken and never gets on")
+            });
+        }
+    }
+
+    /// Runs what the reader asks for. The place to add an effect.
+    fn reader_pump(&mut self, consumer: usize) {
+        loop {
+            let Some(it) = self.consumers.get_mut(consumer) else {
+                return;
+            };
+            let reader = it.reader;
+            let Mode::Remote(remote) = &mut it.mode else {
+                return;
+            };
+            let Some(effect) = remote.machine.poll_effect() else {
+                break;
+            };
+            match effect {
+                Effect::RefreshManifest { id } => self.reader_ask(
+                    consumer,
+                    reader,
+                    "reader RefreshManifest",
+                    ReaderOp::Refresh(id),
+                ),
+                Effect::GetGroup { .. } => {
+                    self.violated(|| "a group in a manifest that has none".to_owned())
+                }
+                Effect::GetIndex {
+                    id,
+                    fragment,
+                    start,
+                    end_max,
+                } => {
+                    let op = ReaderOp::Get {
+                        id,
+                        fragment,
+                        start,
+                        end: end_max,
+                        index: true,
+                    };
+                    self.reader_ask(consumer, reader, "reader GetIndex", op);
+                }
+                Effect::GetRange {
+                    id,
+                    fragment,
+                    start,
+                    end,
+                } => {
+                    let op = ReaderOp::Get {
+                        id,
+                        fragment,
+                        start,
+                        end,
+                        index: false,
+                    };
+                    self.reader_ask(consumer, reader, "reader GetRange", op);
+                }
+                Effect::Cancel { .. } => self.coverage.hit("reader Cancel"),
+                Effect::Reserve { bytes } => {
+                    self.coverage.hit("reader Reserve");
+                    let delay_ms = self.rng.range(0, 30);
+                    let news = ReaderNews::Event(ReaderEvent::Granted { bytes });
+                    self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
+                }
+                Effect::Release { .. } => self.coverage.hit("reader Release"),
+                Effect::Deliver(chunk) => {
+                    remote.idle_ms = 0;
+                    let _ = remote.queue.push(chunk);
+                }
+                Effect::Finish(finish) => {
+                    remote.finished_ms = self.now_ms;
+                    let _ = remote.queue.finish(finish);
+                }
+            }
+        }
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let reader = it.reader;
+        let Mode::Remote(remote) = &mut it.mode else {
+            return;
+        };
+        let counters = remote.machine.counters();
+        if counters.chunk_crc_mismatches > remote.crc_seen {
+            self.coverage.hit("reader crc mismatch");
+        }
+        remote.crc_seen = counters.chunk_crc_mismatches;
+        let timeout_ms = remote.machine.poll_timeout();
+        if timeout_ms != remote.wake_ms {
+            remote.wake_ms = timeout_ms;
+            if let Some(at_ms) = timeout_ms {
+                self.at(
+                    at_ms.saturating_sub(self.now_ms),
+                    Event::ReaderNews(consumer, reader, ReaderNews::Wake(at_ms)),
+                );
+            }
+        }
+    }
+
+    fn reader_ask(&mut self, consumer: usize, reader: u64, name: &'static str, op: ReaderOp) {
+        self.coverage.hit(name);
+        if let Some(Consumer {
+            mode: Mode::Remote(remote),
+            ..
+        }) = self.consumers.get_mut(consumer)
+        {
+            if remote.in_flight == 0 {
+                remote.idle_ms = remote.idle_ms.max(self.now_ms - remote.answered_ms);
+            }
+            remote.in_flight += 1;
+        }
+        let delay_ms = self.latency_ms();
+        self.at(delay_ms, Event::ReaderApply(consumer, reader, op));
+    }
+
+    /// A request of a reader is answered.
+    pub fn reader_apply(&mut self, consumer: usize, reader: u64, op: ReaderOp) {
+        if self
+            .consumers
+            .get(consumer)
+            .is_none_or(|it| it.reader != reader)
+        {
+            return;
+        }
+        let event = match op {
+            ReaderOp::Refresh(id) => {
+                let known = self
+                    .consumers
+                    .get(consumer)
+                    .and_then(|it| usable(self.streams.get(it.stream)?, it.node));
+                let view = known.map_or(ManifestView::Unknown, ManifestView::Resolved);
+                if view == ManifestView::Unknown {
+                    self.coverage.hit("reader manifest unknown");
+                }
+                ReaderEvent::Manifest { id, view }
+            }
+            ReaderOp::Get {
+                id,
+                fragment,
+                start,
+                end,
+                index,
+            } => {
+                // The runtime's requests have a deadline of their own: a lost answer is a passing failure.
+                let lost = self.fault(Trouble::LostAfter);
+                let outcome = match (lost, self.store_failure()) {
+                    (true, _) => Err(Failure::Transient("timeout".to_owned())),
+                    (false, Some(failure)) => Err(failure),
+                    (false, None) => self.get_range(consumer, &fragment, start, end, index),
+                };
+                ReaderEvent::Fetched { id, outcome }
+            }
+        };
+        self.note(|| format!("consumer {consumer}: {}", shorten(&event)));
+        let delay_ms = self.latency_ms();
+        self.at(
+            delay_ms,
+            Event::ReaderNews(consumer, reader, ReaderNews::Event(event)),
+        );
+    }
+
+    fn get_range(
+        &mut self,
+        consumer: usize,
+        of: &FragmentRef,
+        start: u64,
+        end: u64,
+        index: bool,
+    ) -> Result<Bytes, Failure> {
+        let stream = self.consumers.get(consumer).map_or(0, |it| it.stream);
+        let object = StoredObject::Fragment {
+            first_offset: of.first_offset,
+            uid: of.uid,
+        };
+        let Some(stored) = self.bucket.get(stream, object) else {
+            self.coverage.hit("reader object gone");
+            return Err(Failure::NotFound("404 NoSuchKey".to_owned()));
+        };
+        let length = stored.bytes.len();
+        let (from, to) = ((start as usize).min(length), (end as usize).min(length));
+        let mut bytes = stored.bytes.slice(from..to);
+        if self.fault(Trouble::Corrupt) {
+            self.coverage.hit("fault corrupt");
+            if let Some(it) = self.consumers.get_mut(consumer) {
+                it.corrupted = true;
+            }
+            if index {
+                return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+            }
+            if let Some(spoilt) = self
+                .streams
+                .get(stream)
+                .and_then(|state| spoil(&state.log, of, from, &bytes))
+            {
+                bytes = spoilt;
+            }
+        } else if bytes.len() > 1 && self.fault(Trouble::Short) {
+            self.coverage.hit("fault short");
+            let keep = 1 + self.rng.below(bytes.len() - 1);
+            if !index {
+                bytes.truncate(keep);
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn consumer_is_through(&self, consumer: usize) -> bool {
+        let Some(it) = self.consumers.get(consumer) else {
+            return true;
+        };
+        let Some(state) = self.streams.get(it.stream) else {
+            return true;
+        };
+        match (&it.mode, it.expected, it.begin) {
+            (Mode::Local(_), Some(expected), _) => expected == state.log.next_offset(),
+            (Mode::Local(index), None, _) => *index >= state.log.len(),
+            _ => state.metadata.deleted,
+        }
+    }
+
+    /// At the end of a run everybody has read to the end, in the local log.
+    pub fn check_consumer_end(&mut self, consumer: usize) {
+        if !self.consumer_is_through(consumer)
+            && let Some(it) = self.consumers.get(consumer)
+        {
+            let next = self
+                .streams
+                .get(it.stream)
+                .map_or(0, |state| state.log.next_offset());
+            let disk = self
+                .streams
+                .get(it.stream)
+                .and_then(|state| state.disks.get(it.node));
+            let text = format!("{} of {next}, {}", shorten(it), shorten(&disk));
+            self.violated(|| {
+                format!("liveness: consumer {consumer} does not get to the end: {text}")
+            });
+        }
+    }
+}
+
+/// What a node may say about the manifest: not what is of a timeline that is no more.
+fn usable(state: &Stream, node: usize) -> Option<Arc<log_format::manifest::Root>> {
+    let known = state.known.get(node)?.as_ref()?;
+    // Nor what reaches past the log, which only such a one can: it is about to be noticed.
+    if known.root.next_offset > state.log.next_offset() {
+        return None;
+    }
+    let of_the_past = |(revision, next): &(u64, u64)| {
+        known.version.0 <= *revision && known.root.next_offset > *next
+    };
+    (!state.lost.iter().any(of_the_past)).then(|| Arc::clone(&known.root))
+}
+
+/// Whether everything between two offsets is gone with a reason.
+fn explained(state: &Stream, from: u64, to: u64) -> bool {
+    let mut at = from.max(state.floor.min(to));
+    while at < to {
+        let reach = state
+            .gaps
+            .iter()
+            .filter(|(start, end)| *start <= at && at < *end)
+            .map(|(_, end)| *end)
+            .max();
+        match reach {
+            Some(end) => at = end,
+            None => return false,
+        }
+    }
+    true
+}
+
+/// Flips a bit of some chunk's data, which the chunk's CRC covers. (Nothing covers a chunk's header, filter and trailer.)
+fn spoil(log: &Log, of: &FragmentRef, from: usize, bytes: &Bytes) -> Option<Bytes> {
+    let first = log.holding(of.first_offset);
+    let base = log.start(first);
+    let to = from + bytes.len();
+    let at = (first..log.holding(of.next_offset)).find_map(|index| {
+        let chunk = log.chunk(index)?;
+        let start = fragment::HEADER_BYTES + chunk.start - base
+            + HEADER_BYTES
+            + usize::from(chunk.header.filter_bytes);
+        let end = start + chunk.header.data_bytes as usize;
+        let at = start.max(from);
+        (at < end.min(to)).then_some(at)
+    })?;
+    let mut spoilt = bytes.to_vec();
+    *spoilt.get_mut(at - from)? ^= 1;
+    Some(Bytes::from(spoilt))
+}

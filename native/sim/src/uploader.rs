@@ -1,0 +1,872 @@
+//! Interprets the effects of [`ReplicaReader`]: every request goes to its store as an event of its own, and so does its answer.
+//! Between any two of them the machine may be dropped.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use log_format::fragment;
+use log_format::manifest::Root;
+use tiering_core::fragment_assembly::FragmentPlan;
+use tiering_core::replica_reader::{
+    CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
+    ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
+};
+
+use crate::plan::Trouble;
+use crate::store::{Known, Stored};
+use crate::world::{Event, WALL_MS, World};
+
+/// A request on its way to who answers it.
+#[derive(Debug)]
+pub enum Op {
+    /// To the metadata store.
+    ReadPointer(u64),
+    /// To the bucket.
+    GetRoot(u64, Pointer),
+    /// To the local log.
+    Scan {
+        generation: u64,
+        from_offset: u64,
+        up_to_chunk_id: u64,
+        max_chunks: usize,
+        max_bytes: u64,
+    },
+    /// To the metadata store.
+    WriteAnchor(u64),
+    /// To the bucket, from the local log.
+    Transfer(u64, u64, Arc<FragmentPlan>),
+    /// To the bucket.
+    PutRoot(u64, u64, Arc<Root>),
+    /// To the metadata store.
+    Commit {
+        generation: u64,
+        epoch: u64,
+        uid: u32,
+        expected_revision: u64,
+    },
+    /// To the bucket.
+    Delete(Vec<StoredObject>),
+}
+
+/// One upload machine, and what the simulator remembers about it.
+#[derive(Debug)]
+pub struct Uploader {
+    /// Its stream.
+    pub stream: usize,
+    /// Its node.
+    pub node: usize,
+    /// Its epoch.
+    pub epoch: u64,
+    /// The machine; `None` once it was dropped.
+    pub machine: Option<Box<ReplicaReader>>,
+    /// Even what was on its way is lost.
+    pub severed: bool,
+    /// It said that it gave something up, and has not persisted since.
+    pub recovered: Option<Recovery>,
+    /// It said that it is finished.
+    pub stopped: Option<StopReason>,
+    /// What it was told of the bound.
+    pub bound: RetentionBound,
+    /// The metadata store said that there is no pointer.
+    pub read_none: bool,
+    wake_ms: Option<u64>,
+    wakes_in_a_row: u32,
+    told_soon: bool,
+    cancelled_generation: u64,
+    last_transfer_done: u64,
+}
+
+impl World {
+    /// The writer of a stream starts its machine.
+    pub fn start_uploader(&mut self, stream: usize) {
+        let seed = self.rng.next();
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
+        if state.uploader.is_some() || state.metadata.deleted {
+            return;
+        }
+        let (node, epoch) = (state.writer, state.epoch);
+        let mut machine = ReplicaReader::new(self.now_ms, self.knobs.upload, epoch, seed);
+        machine.set_wall_clock(self.now_ms, WALL_MS + self.now_ms as i64);
+        let uploader = self.uploaders.len();
+        state.uploader = Some(uploader);
+        self.uploaders.push(Uploader {
+            stream,
+            node,
+            epoch,
+            machine: Some(Box::new(machine)),
+            severed: false,
+            recovered: None,
+            stopped: None,
+            bound: RetentionBound::default(),
+            read_none: false,
+            wake_ms: None,
+            wakes_in_a_row: 0,
+            told_soon: false,
+            cancelled_generation: 0,
+            last_transfer_done: 0,
+        });
+        self.note(|| {
+            format!("uploader {uploader}: starts for stream {stream} on node {node}, epoch {epoch}")
+        });
+        self.pump(uploader);
+        self.at(1, Event::Tell(uploader));
+    }
+
+    /// The machine is dropped; what it asked for may or may not happen.
+    pub fn crash(&mut self, uploader: usize) {
+        if let Some(it) = self.uploaders.get_mut(uploader)
+            && it.machine.take().is_some()
+        {
+            let stream = it.stream;
+            if let Some(state) = self.streams.get_mut(stream)
+                && state.uploader == Some(uploader)
+            {
+                state.uploader = None;
+            }
+            self.note(|| format!("uploader {uploader}: dropped"));
+        }
+    }
+
+    /// Tells the machine soon what is committed; several reasons are told once.
+    pub fn tell_soon(&mut self, uploader: usize) {
+        let delay_ms = self.rng.range(0, 20);
+        if let Some(it) = self.uploaders.get_mut(uploader)
+            && !std::mem::replace(&mut it.told_soon, true)
+        {
+            self.at(delay_ms, Event::Tell(uploader));
+        }
+    }
+
+    /// Tells the machine what is committed on its node, and the bound.
+    pub fn tell(&mut self, uploader: usize) {
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        it.told_soon = false;
+        let Some(state) = self.streams.get(it.stream) else {
+            return;
+        };
+        let Some(disk) = state.disks.get(it.node) else {
+            return;
+        };
+        let local_first_chunk_id = disk.first_offset(&state.log);
+        let committed_chunk_id = local_first_chunk_id.map(|_| state.log.id(disk.end - 1));
+        let bound = state.bound;
+        let changed = it.bound != bound;
+        it.bound = bound;
+        self.handle(
+            uploader,
+            MachineEvent::Committed {
+                committed_chunk_id,
+                local_first_chunk_id,
+            },
+        );
+        if changed {
+            self.handle(uploader, MachineEvent::RetentionChanged(bound));
+        }
+    }
+
+    /// A timeout of the machine, unless it has moved since.
+    pub fn wake(&mut self, uploader: usize, at_ms: u64) {
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        if it.wake_ms != Some(at_ms) {
+            return;
+        }
+        it.wake_ms = None;
+        it.wakes_in_a_row += 1;
+        let wakes = it.wakes_in_a_row;
+        self.handle(uploader, MachineEvent::Tick);
+        if wakes > 2_000 {
+            self.violated(|| format!("liveness: uploader {uploader} is woken and never gets on"));
+        }
+    }
+
+    /// Something happens to the machine.
+    pub fn handle(&mut self, uploader: usize, event: MachineEvent) {
+        let now_ms = self.now_ms;
+        self.hit_event(uploader, &event);
+        self.note(|| format!("uploader {uploader}: {}", shorten(&event)));
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        if !matches!(event, MachineEvent::Tick) {
+            it.wakes_in_a_row = 0;
+        }
+        let Some(machine) = &mut it.machine else {
+            return;
+        };
+        machine.handle(now_ms, event);
+        self.pump(uploader);
+        self.check_machine(uploader);
+    }
+
+    fn hit_event(&mut self, uploader: usize, event: &MachineEvent) {
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        if it.machine.is_none() {
+            return;
+        }
+        let name = match event {
+            MachineEvent::PointerRead { outcome, .. } => match outcome {
+                PointerRead::Found(_) => "pointer found",
+                PointerRead::NotFound => "pointer not found",
+                PointerRead::Unavailable => "pointer unavailable",
+            },
+            MachineEvent::RootRead { outcome, .. } => match outcome {
+                Ok(_) => "root read",
+                Err(Failure::NotFound(_)) => "root missing",
+                Err(Failure::Corrupt(_)) => "root corrupt",
+                Err(_) => "root failed",
+            },
+            MachineEvent::GroupPut { .. } => "group put",
+            MachineEvent::GroupRead { .. } => "group read",
+            MachineEvent::Committed { .. } => "committed",
+            MachineEvent::Scanned { batch, .. } => match batch.end {
+                ScanEnd::CaughtUp => "scan caught up",
+                ScanEnd::More => "scan more",
+                ScanEnd::LocalAhead { .. } => "scan local ahead",
+                ScanEnd::RemoteAhead { .. } => "scan remote ahead",
+                ScanEnd::Empty => "scan empty",
+                ScanEnd::Failed { .. } => "scan failed",
+            },
+            MachineEvent::AnchorWritten { ok: true, .. } => "anchor written",
+            MachineEvent::AnchorWritten { ok: false, .. } => "anchor refused",
+            MachineEvent::TransferDone {
+                outcome,
+                generation,
+                transfer,
+            } => match outcome {
+                Ok(_) if *generation <= it.cancelled_generation => "transfer abandoned answered",
+                Ok(_) if *transfer == it.last_transfer_done => "transfer answered twice",
+                Ok(_) if *transfer < it.last_transfer_done => "transfer out of order",
+                Ok(_) => "transfer done",
+                Err(Failure::NotFound(_)) => "transfer segment trimmed",
+                Err(_) => "transfer failed",
+            },
+            MachineEvent::RootPut { outcome: Ok(_), .. } => "root put",
+            MachineEvent::RootPut { .. } => "root put failed",
+            MachineEvent::PointerCommitted { outcome, .. } => match outcome {
+                CommitOutcome::Committed { .. } => "commit done",
+                CommitOutcome::Conflict => "commit conflict",
+                CommitOutcome::NotFound => "commit not found",
+                CommitOutcome::Unknown => "commit unknown",
+            },
+            MachineEvent::RetentionChanged(_) => "retention changed",
+            MachineEvent::CutRequested => "cut",
+            MachineEvent::Tick => "tick",
+        };
+        if let MachineEvent::TransferDone {
+            outcome: Ok(_),
+            transfer,
+            ..
+        } = event
+        {
+            it.last_transfer_done = it.last_transfer_done.max(*transfer);
+        }
+        self.coverage.hit(name);
+    }
+
+    /// Runs what the machine asks for. The place to add an effect.
+    fn pump(&mut self, uploader: usize) {
+        while let Some(effect) = self
+            .uploaders
+            .get_mut(uploader)
+            .and_then(|it| it.machine.as_mut()?.poll_effect())
+        {
+            self.note(|| format!("uploader {uploader}: -> {}", shorten(&effect)));
+            match effect {
+                Effect::ReadPointer { generation } => {
+                    self.ask(uploader, "effect ReadPointer", Op::ReadPointer(generation))
+                }
+                Effect::GetRoot {
+                    generation,
+                    pointer,
+                } => {
+                    // It starts over from what is persisted: whatever it gave up before was not.
+                    if let Some(it) = self.uploaders.get_mut(uploader) {
+                        it.recovered = None;
+                    }
+                    self.ask(uploader, "effect GetRoot", Op::GetRoot(generation, pointer));
+                }
+                Effect::Scan {
+                    generation,
+                    from_offset,
+                    up_to_chunk_id,
+                    max_chunks,
+                    max_bytes,
+                } => {
+                    let op = Op::Scan {
+                        generation,
+                        from_offset,
+                        up_to_chunk_id,
+                        max_chunks,
+                        max_bytes,
+                    };
+                    self.ask(uploader, "effect Scan", op);
+                }
+                Effect::WriteAnchor { generation } => {
+                    self.ask(uploader, "effect WriteAnchor", Op::WriteAnchor(generation))
+                }
+                Effect::Transfer {
+                    generation,
+                    transfer,
+                    plan,
+                } => {
+                    self.check_anchor(uploader);
+                    self.ask(
+                        uploader,
+                        "effect Transfer",
+                        Op::Transfer(generation, transfer, plan),
+                    );
+                }
+                Effect::CancelTransfers { generation } => {
+                    self.coverage.hit("effect CancelTransfers");
+                    if let Some(it) = self.uploaders.get_mut(uploader) {
+                        it.cancelled_generation = it.cancelled_generation.max(generation);
+                    }
+                }
+                Effect::PutRoot {
+                    generation,
+                    epoch,
+                    root,
+                } => {
+                    self.ask(
+                        uploader,
+                        "effect PutRoot",
+                        Op::PutRoot(generation, epoch, root),
+                    );
+                }
+                Effect::CommitPointer {
+                    generation,
+                    epoch,
+                    uid,
+                    expected_revision,
+                } => {
+                    let op = Op::Commit {
+                        generation,
+                        epoch,
+                        uid,
+                        expected_revision,
+                    };
+                    self.ask(uploader, "effect CommitPointer", op);
+                }
+                Effect::Publish {
+                    root,
+                    revision,
+                    confirmed,
+                    ..
+                } => self.publish_manifest(uploader, root, revision, confirmed),
+                Effect::PutGroup { .. } | Effect::GetGroup { .. } => {
+                    self.violated(|| "groups are not simulated: the stream got too long".to_owned());
+                }
+                Effect::Delete { objects } => {
+                    self.ask(uploader, "effect Delete", Op::Delete(objects))
+                }
+                Effect::Recovered {
+                    kind, to_offset, ..
+                } => self.recovered(uploader, kind, to_offset),
+                Effect::Problem { .. } => self.coverage.hit("effect Problem"),
+                Effect::Stop { reason } => self.machine_stopped(uploader, reason),
+            }
+        }
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        let timeout_ms = it
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.poll_timeout());
+        if timeout_ms != it.wake_ms {
+            it.wake_ms = timeout_ms;
+            if let Some(at_ms) = timeout_ms {
+                self.at(
+                    at_ms.saturating_sub(self.now_ms),
+                    Event::Wake(uploader, at_ms),
+                );
+            }
+        }
+    }
+
+    fn ask(&mut self, uploader: usize, name: &'static str, op: Op) {
+        self.coverage.hit(name);
+        let delay_ms = self.latency_ms();
+        self.at(delay_ms, Event::Apply(uploader, op));
+    }
+
+    fn recovered(&mut self, uploader: usize, kind: Recovery, to_offset: u64) {
+        self.coverage.hit(match kind {
+            Recovery::LocalLogAhead => "recovered LocalLogAhead",
+            Recovery::RemoteTierAhead => "recovered RemoteTierAhead",
+        });
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        it.recovered = Some(kind);
+        let (stream, node) = (it.stream, it.node);
+        let Some(state) = self.streams.get(stream) else {
+            return;
+        };
+        let justified = match kind {
+            // What was to be uploaded next is on no disk of the writer's any more.
+            Recovery::LocalLogAhead => state
+                .disks
+                .get(node)
+                .is_some_and(|disk| state.log.id(disk.first()) >= to_offset),
+            Recovery::RemoteTierAhead => !state.lost.is_empty(),
+        };
+        if !justified && !state.metadata.deleted {
+            self.violated(|| {
+                format!("reset safety: uploader {uploader} gave up without need ({kind:?})")
+            });
+        }
+    }
+
+    fn machine_stopped(&mut self, uploader: usize, reason: StopReason) {
+        self.coverage.hit(match reason {
+            StopReason::Deleted => "stop Deleted",
+            StopReason::Deposed => "stop Deposed",
+        });
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        it.stopped = Some(reason);
+        let Some(state) = self.streams.get(it.stream) else {
+            return;
+        };
+        let right = match reason {
+            StopReason::Deleted => state.metadata.deleted,
+            StopReason::Deposed => state.epoch > it.epoch || state.metadata.deleted,
+        };
+        if !right {
+            self.violated(|| {
+                format!("liveness: uploader {uploader} stopped without need ({reason:?})")
+            });
+        }
+    }
+
+    fn publish_manifest(
+        &mut self,
+        uploader: usize,
+        root: Arc<Root>,
+        revision: u64,
+        confirmed: bool,
+    ) {
+        self.coverage.hit("effect Publish");
+        let Some(it) = self.uploaders.get_mut(uploader) else {
+            return;
+        };
+        let (stream, node) = (it.stream, it.node);
+        self.publishings += 1;
+        let known = Known {
+            root,
+            confirmed,
+            version: (revision, self.publishings),
+        };
+        self.check_publish(uploader, &known);
+        self.hear(stream, node, known.clone());
+        for other in (0..self.knobs.nodes).filter(|other| *other != node) {
+            let delay_ms = self.latency_ms();
+            if self.fault(Trouble::NewsLost) {
+                self.coverage.hit("fault news lost");
+                self.at(delay_ms + 700, Event::News(stream, other, known.clone()));
+            } else {
+                self.at(delay_ms, Event::News(stream, other, known.clone()));
+            }
+        }
+    }
+
+    /// A node takes over what is persisted, and trims its local log by it.
+    pub fn hear(&mut self, stream: usize, node: usize, known: Known) {
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
+        if state.metadata.deleted
+            || state
+                .news_from
+                .get(node)
+                .is_none_or(|from| known.version.0 < *from)
+        {
+            return;
+        }
+        let Some(slot) = state.known.get_mut(node) else {
+            return;
+        };
+        if slot
+            .as_ref()
+            .is_some_and(|old| old.version >= known.version)
+        {
+            return;
+        }
+        let (next_offset, confirmed) = (known.root.next_offset, known.confirmed);
+        *slot = Some(known);
+        let Some(disk) = state.disks.get_mut(node) else {
+            return;
+        };
+        if confirmed && disk.trim_durable(&state.log, next_offset) {
+            let floor = state.log.id(disk.first());
+            self.coverage.hit("local trim by the remote tier");
+            self.note(|| {
+                format!(
+                    "stream {stream}: node {node} trims to {floor}, as {next_offset} is durable"
+                )
+            });
+            self.check_trim(stream, node);
+            if let Some(uploader) = self.streams.get(stream).and_then(|state| state.uploader) {
+                self.tell_soon(uploader);
+            }
+        }
+    }
+
+    /// Tells all nodes what the writer's node knows.
+    pub fn spread_news(&mut self, stream: usize) {
+        let Some(state) = self.streams.get(stream) else {
+            return;
+        };
+        if let Some(Some(known)) = state.known.get(state.writer).cloned() {
+            for node in 0..self.knobs.nodes {
+                self.at(1, Event::News(stream, node, known.clone()));
+            }
+        }
+    }
+
+    /// A request reaches who answers it.
+    pub fn apply(&mut self, uploader: usize, op: Op) {
+        let Some(it) = self.uploaders.get(uploader) else {
+            return;
+        };
+        if it.severed {
+            return;
+        }
+        let dead = it.machine.is_none();
+        if dead {
+            if self.rng.chance(5_000) {
+                return self.coverage.hit("crash without effect");
+            }
+            self.coverage.hit("crash with effect");
+        }
+        if self.fault(Trouble::LostBefore) {
+            return self.coverage.hit("fault lost before");
+        }
+        match op {
+            Op::ReadPointer(generation) => {
+                let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+                let outcome = match self.streams.get(stream) {
+                    Some(state) if self.metadata_down_until_ms <= self.now_ms => {
+                        state.metadata.read()
+                    }
+                    Some(_) | None => PointerRead::Unavailable,
+                };
+                if let Some(it) = self.uploaders.get_mut(uploader) {
+                    it.read_none |= outcome == PointerRead::NotFound;
+                }
+                self.answer(
+                    uploader,
+                    MachineEvent::PointerRead {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
+            Op::GetRoot(generation, pointer) => {
+                let outcome = self.get_root(uploader, pointer);
+                self.answer(
+                    uploader,
+                    MachineEvent::RootRead {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
+            Op::Scan {
+                generation,
+                from_offset,
+                up_to_chunk_id,
+                max_chunks,
+                max_bytes,
+            } => {
+                if self.fault(Trouble::Scan) {
+                    self.coverage.hit("fault scan");
+                    // A log that is being recovered looks empty for a moment.
+                    let end = match self.rng.chance(3_000) {
+                        true => ScanEnd::Empty,
+                        false => ScanEnd::Failed {
+                            reason: "input/output error".to_owned(),
+                        },
+                    };
+                    let batch = tiering_core::replica_reader::ScanBatch {
+                        chunks: Vec::new(),
+                        end,
+                    };
+                    return self.answer(uploader, MachineEvent::Scanned { generation, batch });
+                }
+                let Some(it) = self.uploaders.get(uploader) else {
+                    return;
+                };
+                let Some(state) = self.streams.get(it.stream) else {
+                    return;
+                };
+                let Some(disk) = state.disks.get(it.node) else {
+                    return;
+                };
+                let batch = disk.scan(
+                    &state.log,
+                    from_offset,
+                    up_to_chunk_id,
+                    max_chunks,
+                    max_bytes,
+                );
+                self.answer(uploader, MachineEvent::Scanned { generation, batch });
+            }
+            Op::WriteAnchor(generation) => {
+                let up = self.metadata_down_until_ms <= self.now_ms;
+                let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+                let ok = up
+                    && self
+                        .streams
+                        .get_mut(stream)
+                        .is_some_and(|state| state.metadata.write_anchor());
+                self.answer(uploader, MachineEvent::AnchorWritten { generation, ok });
+            }
+            Op::Transfer(generation, transfer, plan) => {
+                let cancelled = self
+                    .uploaders
+                    .get(uploader)
+                    .is_some_and(|it| generation <= it.cancelled_generation);
+                if cancelled && self.rng.chance(5_000) {
+                    return;
+                }
+                let outcome = self.put_fragment(uploader, &plan);
+                self.answer(
+                    uploader,
+                    MachineEvent::TransferDone {
+                        generation,
+                        transfer,
+                        outcome,
+                    },
+                );
+            }
+            Op::PutRoot(generation, epoch, root) => {
+                let outcome = self.put_root(uploader, epoch, &root);
+                self.answer(
+                    uploader,
+                    MachineEvent::RootPut {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
+            Op::Commit {
+                generation,
+                epoch,
+                uid,
+                expected_revision,
+            } => {
+                let outcome = self.commit(uploader, epoch, uid, expected_revision);
+                if dead && matches!(outcome, CommitOutcome::Committed { .. }) {
+                    self.coverage.hit("commit of a dead writer");
+                }
+                self.answer(
+                    uploader,
+                    MachineEvent::PointerCommitted {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
+            Op::Delete(objects) => self.delete(uploader, objects),
+        }
+    }
+
+    fn answer(&mut self, uploader: usize, event: MachineEvent) {
+        if self
+            .uploaders
+            .get(uploader)
+            .is_none_or(|it| it.machine.is_none())
+        {
+            return;
+        }
+        if self.fault(Trouble::LostAfter) {
+            return self.coverage.hit("fault lost after");
+        }
+        if self.fault(Trouble::Duplicate) {
+            self.coverage.hit("fault duplicate");
+            let delay_ms = self.latency_ms();
+            self.at(delay_ms, Event::Answer(uploader, event.clone()));
+        }
+        let delay_ms = self.latency_ms();
+        self.at(delay_ms, Event::Answer(uploader, event));
+    }
+
+    /// Whether the store answers at all.
+    pub fn store_failure(&mut self) -> Option<Failure> {
+        if self.store_down_until_ms > self.now_ms {
+            return Some(Failure::Transient("connection refused".to_owned()));
+        }
+        if self.store_denies_until_ms > self.now_ms {
+            return Some(Failure::Stalled("403 AccessDenied".to_owned()));
+        }
+        if self.fault(Trouble::Transient) {
+            self.coverage.hit("fault transient");
+            return Some(Failure::Transient("503 SlowDown".to_owned()));
+        }
+        if self.fault(Trouble::Stalled) {
+            self.coverage.hit("fault stalled");
+            return Some(Failure::Stalled("400 BadDigest".to_owned()));
+        }
+        None
+    }
+
+    fn get_root(&mut self, uploader: usize, pointer: Pointer) -> Result<Root, Failure> {
+        if let Some(failure) = self.store_failure() {
+            return Err(failure);
+        }
+        if self.fault(Trouble::Corrupt) {
+            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+        }
+        let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+        let object = StoredObject::Root {
+            epoch: pointer.epoch,
+            uid: pointer.uid,
+        };
+        match self.bucket.get(stream, object) {
+            Some(stored) => {
+                Root::decode(&stored.bytes).map_err(|error| Failure::Corrupt(error.to_string()))
+            }
+            None => Err(Failure::NotFound("404 NoSuchKey".to_owned())),
+        }
+    }
+
+    fn put_fragment(&mut self, uploader: usize, plan: &FragmentPlan) -> Result<u32, Failure> {
+        if let Some(failure) = self.store_failure() {
+            return Err(failure);
+        }
+        let uid = self.rng.next() as u32;
+        let Some(it) = self.uploaders.get(uploader) else {
+            return Err(Failure::Transient(String::new()));
+        };
+        let (stream, node) = (it.stream, it.node);
+        let Some(state) = self.streams.get(stream) else {
+            return Err(Failure::Transient(String::new()));
+        };
+        let Some(disk) = state.disks.get(node) else {
+            return Err(Failure::Transient(String::new()));
+        };
+        let mut bytes = fragment::HEADER.to_vec();
+        for span in &plan.spans {
+            match disk.segment_range(&state.log, span.segment_offset, span.start, span.end) {
+                Some(part) => bytes.extend_from_slice(part),
+                None => return Err(Failure::NotFound("enoent".to_owned())),
+            }
+        }
+        bytes.extend_from_slice(&plan.index);
+        if log_format::crc::crc32(&bytes) != plan.object_crc() {
+            return Err(Failure::Stalled("400 BadDigest".to_owned()));
+        }
+        let stored = Stored {
+            bytes: Bytes::from(bytes),
+            next_offset: plan.next_offset,
+            data_bytes: plan.size_bytes,
+            timeline: state.log.timeline,
+        };
+        if state.metadata.deleted {
+            self.coverage.hit("object after deletion");
+        }
+        self.check_fragment(stream, plan, &stored);
+        let object = StoredObject::Fragment {
+            first_offset: plan.first_offset,
+            uid,
+        };
+        if !self.bucket.put(stream, object, stored) {
+            self.violated(|| {
+                format!("immutability: {object:?} was written twice with other bytes")
+            });
+        }
+        Ok(uid)
+    }
+
+    fn put_root(&mut self, uploader: usize, epoch: u64, root: &Root) -> Result<u32, Failure> {
+        if let Some(failure) = self.store_failure() {
+            return Err(failure);
+        }
+        let uid = self.rng.next() as u32;
+        let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+        let object = StoredObject::Root { epoch, uid };
+        let stored = Stored {
+            bytes: Bytes::from(root.encode()),
+            next_offset: 0,
+            data_bytes: 0,
+            timeline: 0,
+        };
+        if !self.bucket.put(stream, object, stored) {
+            self.violated(|| {
+                format!("immutability: {object:?} was written twice with other bytes")
+            });
+        }
+        Ok(uid)
+    }
+
+    fn commit(
+        &mut self,
+        uploader: usize,
+        epoch: u64,
+        uid: u32,
+        expected_revision: u64,
+    ) -> CommitOutcome {
+        if self.metadata_down_until_ms > self.now_ms {
+            return CommitOutcome::Unknown;
+        }
+        let Some(it) = self.uploaders.get(uploader) else {
+            return CommitOutcome::Unknown;
+        };
+        let stream = it.stream;
+        let Some(state) = self.streams.get_mut(stream) else {
+            return CommitOutcome::Unknown;
+        };
+        let before = state.metadata.pointer;
+        let outcome = state.metadata.commit(epoch, uid, expected_revision);
+        if state.metadata.pointer == before {
+            if matches!(outcome, CommitOutcome::Committed { .. }) {
+                self.coverage.hit("commit repeated");
+            }
+        } else {
+            self.check_commit(uploader, before);
+        }
+        outcome
+    }
+
+    fn delete(&mut self, uploader: usize, objects: Vec<StoredObject>) {
+        if self.store_failure().is_some() {
+            return;
+        }
+        let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+        for object in objects {
+            if self.fault(Trouble::PartialDelete) {
+                self.coverage.hit("fault partial delete");
+                continue;
+            }
+            self.check_delete(stream, object);
+            if self.bucket.delete(stream, object) {
+                self.coverage.hit("objects deleted");
+            }
+        }
+    }
+}
+
+/// One line of something, without its bulk.
+pub fn shorten(thing: &impl std::fmt::Debug) -> String {
+    let mut text = format!("{thing:?}");
+    if text.len() > 300 {
+        let end = (0..=300)
+            .rev()
+            .find(|at| text.is_char_boundary(*at))
+            .unwrap_or(0);
+        text.truncate(end);
+        text.push_str(" ...");
+    }
+    text
+}
