@@ -403,7 +403,10 @@ impl World {
         let Some(it) = self.uploaders.get_mut(uploader) else {
             return;
         };
-        it.recovered = Some(kind);
+        // Of two before a persist, the one that gives up more explains the result.
+        if it.recovered != Some(Recovery::RemoteTierAhead) {
+            it.recovered = Some(kind);
+        }
         let (stream, node) = (it.stream, it.node);
         let Some(state) = self.streams.get(stream) else {
             return;
