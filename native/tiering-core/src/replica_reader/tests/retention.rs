@@ -150,3 +150,25 @@ fn after_a_recovery_offsets_of_the_old_manifest_do_not_count_as_persisted() {
     // What is left of the old one, and what was uploaded since.
     assert_eq!(rig.machine.status().manifest_entries, 2);
 }
+
+/// Found by the simulator (seed 2656): the persisted edit was published as confirmed, and local retention trimmed by a timeline
+/// that the local log had lost.
+#[test]
+fn nothing_is_dropped_before_the_local_log_is_seen_to_continue_the_manifest() {
+    let mut rig = Rig::resumed(&crate::manifest::edit::tests::root_of(0, &[10, 10, 10]));
+    rig.send(Event::RetentionChanged(RetentionBound {
+        max_bytes: Some(0),
+        max_age_ms: None,
+    }));
+    rig.committed(40, 0);
+    rig.wait(5_000);
+    let persists = |rig: &Rig| {
+        rig.effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::PutRoot { .. }))
+    };
+    assert!(!persists(&rig), "{:?}", rig.effects);
+    rig.scan();
+    rig.wait(5_000);
+    assert!(persists(&rig), "{:?}", rig.effects);
+}
