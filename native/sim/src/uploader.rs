@@ -364,7 +364,9 @@ impl World {
                     ..
                 } => self.publish_manifest(uploader, root, revision, confirmed),
                 Effect::PutGroup { .. } | Effect::GetGroup { .. } => {
-                    self.violated(|| "groups are not simulated: the stream got too long".to_owned());
+                    self.violated(|| {
+                        "groups are not simulated: the stream got too long".to_owned()
+                    });
                 }
                 Effect::Delete { objects } => {
                     self.ask(uploader, "effect Delete", Op::Delete(objects))

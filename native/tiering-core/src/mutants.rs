@@ -84,8 +84,6 @@ mod active {
         RetainKeepsTotal,
         /// The answer of a transfer that had one already is applied again.
         ApplyDuplicate,
-        /// A recovery happens although its reason is gone.
-        NeverCallOffRecovery,
         /// The edits of a failed persist are forgotten.
         ForgetEditsOfFailedPersist,
         /// The index's positions count from the object's start.

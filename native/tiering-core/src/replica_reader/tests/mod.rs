@@ -130,6 +130,17 @@ impl Rig {
         rig
     }
 
+    /// The same, and the local log has been seen to go on where the root ends.
+    fn confirmed_with(settings: Settings, root: &Root) -> Self {
+        let mut rig = Self::resumed_with(settings, root);
+        rig.machine.unconfirmed = false;
+        rig
+    }
+
+    fn confirmed(root: &Root) -> Self {
+        Self::confirmed_with(settings(), root)
+    }
+
     fn resumed(root: &Root) -> Self {
         Self::resumed_with(settings(), root)
     }

@@ -131,7 +131,7 @@ impl Rig {
 
 /// Three fragments of a stream that has two more: a group is on its way.
 fn rebalancing() -> Rig {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20, 20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20, 20]));
     rig.drain(110, 0);
     rig.upload(3);
     assert!(rig.rebalances());
@@ -276,7 +276,7 @@ fn hang_a_group_upload_that_never_answers_does_not_block_for_ever_and_its_late_a
 
 #[test]
 fn hang_a_group_that_is_refused_for_ever_is_told_and_stalls_nothing_but_itself() {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20, 20, 20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20, 20, 20]));
     for uid in 0..10 {
         rig.put_group(Err(forbidden()));
         assert_eq!(rig.problem_now(), Some("group"));
@@ -305,7 +305,7 @@ fn hang_a_group_that_is_refused_for_ever_is_told_and_stalls_nothing_but_itself()
 
 #[test]
 fn bug_71_a_rebalance_waits_for_the_persist_under_way() {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20]));
     rig.drain(110, 0);
     rig.upload(3);
     rig.wait(2_000);
@@ -321,7 +321,7 @@ fn bug_71_a_rebalance_waits_for_the_persist_under_way() {
 
 #[test]
 fn bug_71_retention_that_comes_in_the_middle_of_a_rebalance_waits_and_then_happens() {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20, 20, 20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20, 20, 20]));
     rig.send(bytes(15));
     assert_eq!(
         rig.machine.status().manifest_first_offset,
@@ -353,7 +353,7 @@ fn bug_71_retention_that_comes_in_the_middle_of_a_rebalance_waits_and_then_happe
 #[test]
 fn bug_71_retention_inside_a_group_waits_for_the_persist_under_way() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.drain(90, 0);
     rig.upload(3);
     rig.upload(4);
@@ -370,7 +370,7 @@ fn bug_71_retention_inside_a_group_waits_for_the_persist_under_way() {
 #[test]
 fn bug_68_a_fragment_inside_groups_expires_and_is_deleted_after_the_persist() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(50));
     assert_eq!(
         rig.get_group(Ok(groups[0].clone())),
@@ -399,7 +399,7 @@ fn bug_68_a_fragment_inside_groups_expires_and_is_deleted_after_the_persist() {
 #[test]
 fn bug_72_the_leading_group_is_read_once() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(50));
     rig.get_group(Ok(groups[0].clone()));
     rig.get_group(Ok(groups[1].clone()));
@@ -431,7 +431,7 @@ fn bug_72_the_leading_group_is_read_once() {
 #[test]
 fn groups_that_are_used_up_go_with_their_last_fragment() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(15));
     for group in groups {
         rig.get_group(Ok(group));
@@ -464,7 +464,7 @@ fn groups_that_are_used_up_go_with_their_last_fragment() {
 #[test]
 fn retention_may_empty_a_manifest_of_groups() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(0));
     for group in groups {
         rig.get_group(Ok(group));
@@ -482,7 +482,7 @@ fn retention_may_empty_a_manifest_of_groups() {
 #[test]
 fn a_group_that_cannot_be_read_changes_nothing_and_persisting_goes_on() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(50));
     rig.get_group(Err(transient()));
     rig.quiet();
@@ -513,7 +513,7 @@ fn a_group_that_cannot_be_read_changes_nothing_and_persisting_goes_on() {
 #[test]
 fn a_policy_that_is_relaxed_while_a_group_is_read_drops_nothing() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(50));
     rig.send(Event::RetentionChanged(RetentionBound::default()));
     rig.get_group(Ok(groups[0].clone()));
@@ -525,7 +525,7 @@ fn a_policy_that_is_relaxed_while_a_group_is_read_drops_nothing() {
 #[test]
 fn a_read_that_never_answers_is_made_again_and_its_late_answer_ignored() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.send(bytes(50));
     let (lost, _) = rig.take_get_group();
     rig.wait(180_000);
@@ -547,7 +547,7 @@ fn a_read_that_never_answers_is_made_again_and_its_late_answer_ignored() {
 #[test]
 fn age_wakes_the_machine_for_a_leading_group_too() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.machine.set_wall_clock(rig.now, 5_000);
     rig.send(Event::RetentionChanged(RetentionBound {
         max_bytes: None,
@@ -569,7 +569,7 @@ fn age_wakes_the_machine_for_a_leading_group_too() {
 #[test]
 fn bug_75_the_beginning_moves_while_uploads_complete_and_nothing_is_mixed_up() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed_with(small(), &root);
+    let mut rig = Rig::confirmed_with(small(), &root);
     rig.drain(110, 0);
     rig.send(bytes(350));
     rig.upload(3);
@@ -594,7 +594,7 @@ fn bug_75_the_beginning_moves_while_uploads_complete_and_nothing_is_mixed_up() {
 
 #[test]
 fn kilo_groups_and_mega_groups_follow() {
-    let mut rig = Rig::resumed_with(
+    let mut rig = Rig::confirmed_with(
         Settings {
             rebalance_threshold: 2,
             persist_threshold: 1_000,
@@ -628,7 +628,7 @@ fn kilo_groups_and_mega_groups_follow() {
 
 #[test]
 fn fragments_that_another_writer_s_group_may_hold_are_not_deleted_as_left_behind() {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20, 20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20, 20]));
     rig.drain(60, 0);
     rig.upload(3);
     let group = rig.put_group(Ok(50));
@@ -663,7 +663,7 @@ fn fragments_that_another_writer_s_group_may_hold_are_not_deleted_as_left_behind
 
 #[test]
 fn groups_that_a_lost_race_left_behind_are_deleted_with_what_they_hold() {
-    let mut rig = Rig::resumed_with(small(), &root_of(0, &[20, 20]));
+    let mut rig = Rig::confirmed_with(small(), &root_of(0, &[20, 20]));
     rig.drain(60, 0);
     rig.upload(3);
     rig.put_group(Ok(50));
@@ -688,7 +688,7 @@ fn groups_that_a_lost_race_left_behind_are_deleted_with_what_they_hold() {
 #[test]
 fn a_recovery_clears_the_groups_of_the_old_manifest_away_piece_by_piece() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.committed(100, 80);
     assert!(rig.asks_for(|effect| matches!(effect, Effect::Recovered { .. })));
     rig.effects
@@ -741,7 +741,7 @@ fn a_recovery_in_the_middle_of_a_rebalance_forgets_it() {
 #[test]
 fn bug_70_uploads_are_held_back_before_the_root_is_too_long() {
     let lengths = vec![20; rebalance::MAX_ROOT_ENTRIES - 6];
-    let mut rig = Rig::resumed_with(
+    let mut rig = Rig::confirmed_with(
         Settings {
             rebalance_threshold: 1_024,
             ..settings()
@@ -770,7 +770,7 @@ fn bug_70_uploads_are_held_back_before_the_root_is_too_long() {
 
 #[test]
 fn bug_70_a_root_that_another_program_left_long_is_cut_down() {
-    let mut rig = Rig::resumed_with(
+    let mut rig = Rig::confirmed_with(
         Settings {
             rebalance_threshold: 1_024,
             ..settings()
@@ -797,7 +797,7 @@ fn bug_70_a_root_that_another_program_left_long_is_cut_down() {
 
 #[test]
 fn persist_is_not_starved_by_rebalances_that_follow_each_other() {
-    let mut rig = Rig::resumed_with(
+    let mut rig = Rig::confirmed_with(
         Settings {
             rebalance_threshold: 2,
             persist_threshold: 1,
@@ -815,7 +815,7 @@ fn persist_is_not_starved_by_rebalances_that_follow_each_other() {
 #[test]
 fn a_log_that_lost_its_end_opens_the_groups_that_reach_past_it_and_keeps_what_is_in_front() {
     let (root, groups) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.committed(30, 25);
     rig.end_scan(ScanEnd::RemoteAhead {
         local_first_offset: 25,
@@ -847,7 +847,7 @@ fn a_log_that_lost_its_end_opens_the_groups_that_reach_past_it_and_keeps_what_is
 #[test]
 fn a_log_that_lost_its_end_does_not_wait_for_ever_for_a_group_that_is_gone() {
     let (root, _) = grown();
-    let mut rig = Rig::resumed(&root);
+    let mut rig = Rig::confirmed(&root);
     rig.committed(30, 25);
     rig.end_scan(ScanEnd::RemoteAhead {
         local_first_offset: 25,
@@ -866,7 +866,7 @@ fn a_log_that_lost_its_end_does_not_wait_for_ever_for_a_group_that_is_gone() {
 
 #[test]
 fn what_was_dropped_in_memory_only_and_is_back_after_a_recovery_is_not_deleted() {
-    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    let mut rig = Rig::confirmed(&root_of(0, &[20, 20]));
     rig.send(bytes(15));
     assert_eq!(rig.machine.status().manifest_first_offset, 20);
     rig.send(Event::RetentionChanged(RetentionBound::default()));
