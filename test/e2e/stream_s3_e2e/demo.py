@@ -91,15 +91,17 @@ def attach_everywhere(broker, stream, mix, chunks, seed):
     rng = random.Random(seed)
     ids = [chunk[0] for chunk in chunks]
     timestamps = [chunk[2] for chunk in chunks]
+    seen = {"offset": 0, "timestamp": 0}
     with broker.client() as client:
         for _ in range(RANDOM_OFFSETS):
             offset = rng.randrange(mix.count)
             expected = chunks[bisect.bisect_right(ids, offset) - 1]
-            _first_chunk_is(client, stream, at_offset(offset), expected, mix)
+            seen["offset"] += _first_chunk_is(client, stream, at_offset(offset), expected, mix)
         for _ in range(RANDOM_TIMESTAMPS):
             timestamp = rng.randint(timestamps[0] - 5, timestamps[-1])
             expected = chunks[bisect.bisect_left(timestamps, timestamp)]
-            _first_chunk_is(client, stream, at_timestamp(timestamp), expected, mix)
+            seen["timestamp"] += _first_chunk_is(client, stream, at_timestamp(timestamp), expected, mix)
+    return seen
 
 
 def _first_chunk_is(client, stream, spec, expected, mix):
@@ -112,6 +114,7 @@ def _first_chunk_is(client, stream, spec, expected, mix):
     for offset, message in chunk.messages():
         records.check_body(decode(message), offset, mix(offset))
     subscription.close()
+    return chunk.next_offset - chunk.chunk_id
 
 
 def main():
@@ -177,13 +180,16 @@ def run(clock, mix, s3, broker):
                 f"read {stream}: {protocol}", lambda: read_amqp(consumer, broker, stream, mix, **extra)  # noqa: B023
             )
             clients.append(client_row(stream, protocol, "first", checker))
-        clock.phase(
+        seen = clock.phase(
             f"attach to {stream} at {RANDOM_OFFSETS} offsets and {RANDOM_TIMESTAMPS} timestamps",
             attach_everywhere, broker, stream, mix, chunks, number,
         )
         for spec, times in (("offset", RANDOM_OFFSETS), ("timestamp", RANDOM_TIMESTAMPS)):
             clients.append(
-                {"stream": stream, "protocol": "stream", "spec": spec, "attached": times, "byte_exact": True}
+                {
+                    "stream": stream, "protocol": "stream", "spec": spec, "attached": times,
+                    "records": seen[spec], "byte_exact": True,
+                }
             )
     served = broker.metrics().sum("rabbitmq_stream_s3_chunks_served_remote") - before.sum(
         "rabbitmq_stream_s3_chunks_served_remote"
@@ -235,7 +241,8 @@ def show(summary, path):
             f" ({summary['local_segments_after_trimming'][stream]} segments)"
         )
     for row in summary["clients"]:
-        print(f"  {row['stream']}: {row['protocol']} from {row['spec']}: {row.get('records', row.get('attached')):,} byte-exact")
+        where = f"{row['attached']} places by {row['spec']}" if "attached" in row else row["spec"]
+        print(f"  {row['stream']}: {row['protocol']} from {where}: {row['records']:,} records byte-exact")
     print(f"\neverything held; {path}")
 
 
