@@ -53,6 +53,8 @@ def test_lost_tail(run_dir, s3, threshold):
         wait_until(lambda: committed() >= 0, 30, "the log is committed")
         survived = committed()
     assert first_local <= survived < 300, "the log lost nothing, or everything"
+    # Publishing before the plugin has looked is the limit that docs/decisions/0008 names.
+    wait_until(lambda: broker.counter("remote_tier_ahead_recoveries") == 1, 30, "the lost end is noticed")
     chunk_records = next(c.num_records for c in tail_chunk(broker, survived))
     resumed = survived + chunk_records
     publish(broker, "tail", 200, SIZE, first=resumed)
