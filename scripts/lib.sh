@@ -23,3 +23,13 @@ need() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$2" >/dev/null
   }
 }
+
+# claim_target DIR: makes the shared build folder this checkout's. Cargo tells stale from fresh by file times alone and does not
+# tell checkouts apart: without this, one could be tested with what another, built later, has left there.
+claim_target() {
+  local claim=$1/.checkout
+  [ "$(cat "$claim" 2>/dev/null || true)" = "$TOP" ] && return 0
+  mkdir -p "$1"
+  find "$TOP/native" -name '*.rs' -exec touch {} +
+  printf '%s\n' "$TOP" >"$claim"
+}
