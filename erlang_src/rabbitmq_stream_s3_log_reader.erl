@@ -215,6 +215,7 @@ open_local(Spec, #reader{context = Context}) ->
 open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
     RemoteOptions = #{
         next_offset => Next,
+        limit => limit(local_first(Reader), Next),
         chunk_selector => Reader#reader.chunk_selector,
         filter => Reader#reader.filter,
         counter => Reader#reader.counter,
@@ -232,6 +233,13 @@ open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
                 {error, _} = Error -> Error
             end
     end.
+
+%% Below its floor the remote tier has what the local log had, whatever became of the log's end.
+%% A floor that should be above Next is about to move: what was there is trimmed already, and is
+%% trimmed only by a manifest that this reader will be given.
+limit(-1, _) -> 0;
+limit(First, Next) when First > Next -> First;
+limit(_, _) -> infinity.
 
 %%--------------------------------------------------------------------------------------------
 %% Reading
@@ -349,6 +357,8 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
         {local, Next, Remote} ->
             Reader = Reader0#reader{tier = {remote, Remote}},
             become_local(Next, Reader, Local, Deliver, Left);
+        {limit, ChunkId, Remote} ->
+            at_limit(ChunkId, Reader0#reader{tier = {remote, Remote}}, Local, Deliver, Left);
         {error, Kind, Text} ->
             remote_failed(Kind, Text, Reader0, Local, Deliver, Left)
     end.
@@ -482,6 +492,45 @@ plugin_is_off(Reader) ->
     ok = say_once(closed, <<"waits until the plugin is on again">>, Reader),
     try_again(?OFF_MS, Reader).
 
+%% The chunk with this id was in the local log, too, when this reader was opened. If the log had lost
+%% its end, the manifest of then may have had another one there. So the local log is asked; what it
+%% has trimmed meanwhile is in the manifest of now.
+at_limit(ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    First = local_first(Reader),
+    Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
+    case rabbitmq_stream_s3_remote_log:start(Remote) of
+        {timestamp, _} = Spec when First >= 0, First =< ChunkId ->
+            start_local(Spec, ChunkId, Reader, Local, Deliver, Left);
+        {offset, _} when First >= 0, First =< Next ->
+            become_local(Next, Reader, Local, Deliver, Left);
+        {offset, _} when First >= 0 ->
+            case remote_range(Reader) of
+                {ok, RemoteFirst, RemoteNext} when RemoteFirst >= First; RemoteNext =< Next ->
+                    become_local(Next, Reader, Local, Deliver, Left);
+                _ ->
+                    again_remote(Reader, Local, Deliver, Left)
+            end;
+        _ ->
+            again_remote(Reader, Local, Deliver, Left)
+    end.
+
+%% Nothing older than the chunk with this id is new enough.
+start_local(Spec, ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    case open_local(?SPEC:stock(Spec), Reader) of
+        {ok, Log} ->
+            case local_first(Reader) =< ChunkId of
+                true ->
+                    ok = rabbitmq_stream_s3_remote_log:close(Remote),
+                    Opened = Reader#reader{tier = {local, Log}, chained = false},
+                    read(Opened, Local, Deliver, Left - 1);
+                false ->
+                    ok = osiris_log:close(Log),
+                    again_remote(Reader, Local, Deliver, Left)
+            end;
+        {error, _} ->
+            retry_later(Reader)
+    end.
+
 %% The remote tier ends at Next. The local reader must begin exactly there.
 become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     case open_local(Next, Reader) of
@@ -507,11 +556,11 @@ fits(Next, Next, _) ->
 fits(Landed, Next, Reader) when Landed < Next ->
     %% A replica that is behind.
     {later, Reader};
-fits(_, Next, Reader) ->
+fits(Landed, Next, Reader) ->
     %% The floor is above Next. Tiering moves the manifest before it trims, so a manifest that
     %% still does not reach beyond Next means that the user's retention dropped it.
     case remote_range(Reader) of
-        {ok, _, RemoteNext} when Next < RemoteNext -> again;
+        {ok, First, RemoteNext} when Next < RemoteNext, First < Landed -> again;
         {ok, _, _} -> true;
         {error, _} -> {later, Reader};
         Unknown ->

@@ -11,6 +11,10 @@
     handle :: rabbitmq_stream_s3_nif:reader(),
     engine :: rabbitmq_stream_s3_nif:engine(),
     next_offset :: osiris:offset(),
+    %% No chunk from here on is handed over.
+    limit :: osiris:offset() | infinity,
+    %% The first one that would have been: the handle has given it out and must not be read again.
+    beyond :: osiris:offset() | undefined,
     %% Until the first chunk: that of a timestamp is not known before, next_offset is a guess.
     start :: start() | undefined,
     chunk_selector :: all | user_data,
@@ -25,7 +29,8 @@
     filter := undefined | osiris_bloom:mstate(),
     counter := counters:counters_ref(),
     wake := term(),
-    next_offset := osiris:offset()
+    next_offset := osiris:offset(),
+    limit := osiris:offset() | infinity
 }.
 -type iterator() ::
     {rabbitmq_stream_s3_iterator, [term()], {binary(), integer(), integer(), integer()}}.
@@ -46,6 +51,7 @@ open(Engine, StreamId, Start, Options) ->
     #{
         wake := Wake,
         next_offset := Next,
+        limit := Limit,
         chunk_selector := Selector,
         filter := Filter,
         counter := Counter
@@ -56,6 +62,7 @@ open(Engine, StreamId, Start, Options) ->
                 handle = Handle,
                 engine = Engine,
                 next_offset = Next,
+                limit = Limit,
                 start = Start,
                 chunk_selector = Selector,
                 filter = Filter,
@@ -67,13 +74,16 @@ open(Engine, StreamId, Start, Options) ->
 
 -doc """
 The next chunk that the consumer wants, of those that are committed. `wait`: the consumer is woken
-when there is more; `more`: call again soon; `local`: the remote tier ends at this offset.
+when there is more; `more`: call again soon; `local`: the remote tier ends at this offset; `limit`:
+the next chunk, which begins here, is not below the limit.
 """.
 -spec read(t(), osiris:offset() | -1) ->
     {chunk, map(), binary(), binary(), t()}
     | {wait | more, t()}
-    | {local, osiris:offset(), t()}
+    | {local | limit, osiris:offset(), t()}
     | {error, atom(), binary()}.
+read(#remote{beyond = ChunkId} = Remote, _) when ChunkId =/= undefined ->
+    {limit, ChunkId, Remote};
 read(Remote, CommittedChunkId) when CommittedChunkId < 0 ->
     %% A member that does not know yet what is committed tells its listeners when it does.
     {wait, Remote};
@@ -82,8 +92,14 @@ read(Remote, CommittedChunkId) ->
 
 read(Remote, _, 0) ->
     {more, Remote};
-read(#remote{handle = Handle} = Remote0, CommittedChunkId, Left) ->
+read(#remote{start = undefined, next_offset = Next, limit = Limit} = Remote, _, _) when
+    Next >= Limit
+->
+    {limit, Next, Remote};
+read(#remote{handle = Handle, limit = Limit} = Remote0, CommittedChunkId, Left) ->
     case reader_read(Handle, CommittedChunkId) of
+        {chunk, #{chunk_id := ChunkId}, _, _, _} when ChunkId >= Limit ->
+            {limit, ChunkId, Remote0#remote{beyond = ChunkId}};
         {chunk, Header, ChunkFilter, Data, Trailer} ->
             Remote1 = advance(Header, Remote0),
             case wanted(Header, ChunkFilter, Remote1) of

@@ -24,6 +24,10 @@ log_reader_test_() ->
             fun a_trim_before_skipped_chunks_is_remembered_while_unknown/1,
             fun waits_without_blocking_when_bytes_are_late/1,
             fun stays_remote_when_the_place_to_go_local_was_trimmed/1,
+            fun reads_nothing_remotely_that_the_log_had_when_it_looked/1,
+            fun looks_again_at_what_was_trimmed_since_it_looked/1,
+            fun a_timestamp_leads_to_the_log_that_is_there/1,
+            fun jumps_to_the_floor_when_the_remote_tier_begins_above_it/1,
             fun waits_for_a_replica_that_is_behind/1,
             fun skips_many_chunks_in_turns/1,
             fun filters_remote_chunks/1,
@@ -422,6 +426,91 @@ stays_remote_when_the_place_to_go_local_was_trimmed(How) ->
     end),
     {Rest, Reader2} = all(Reader1),
     ?assertEqual(Expected, First ++ Rest),
+    close(Reader2).
+
+%% The remote tier's part of a log that lost its end, and what the log has now.
+lost_end(Name, Kept) ->
+    Old = ?LOG:append(10, ?LOG:new(Name ++ "_old")),
+    Log = lists:foldl(
+        fun(_, Acc) -> ?LOG:append([<<"another record">>, <<"and another">>], 0, <<>>, Acc) end,
+        ?LOG:append(Kept, ?LOG:new(Name)),
+        lists:seq(1, 12 - Kept)
+    ),
+    {Common, _} = lists:split(Kept, ?LOG:chunks(Log)),
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 20}, Common ++ lists:nthtail(Kept, ?LOG:chunks(Old))),
+    Log.
+
+reads_nothing_remotely_that_the_log_had_when_it_looked(How) ->
+    Log = lost_end("lost_end", 5),
+    Expected = stock(How, first, #{}, Log),
+    1 = ?LOG:trim(6, Log),
+    Reader0 = open(How, first, Log),
+    ?assertEqual(remote, tier(Reader0)),
+    {First, Reader1} = take(3, Reader0),
+    ?assertEqual(remote, tier(Reader1)),
+    {Rest, Reader2} = all(Reader1),
+    ?assertEqual(Expected, First ++ Rest),
+    ?assertEqual(0, ?NIF:opened()),
+    close(Reader2).
+
+looks_again_at_what_was_trimmed_since_it_looked(How) ->
+    Log = lost_end("looks_again", 5),
+    Expected = stock(How, first, #{}, Log),
+    1 = ?LOG:trim(6, Log),
+    {First, Reader1} = take(2, open(How, first, Log)),
+    %% The end that was lost has been noticed, and what the log has was uploaded again and trimmed.
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 22}, uploaded_again(Log)),
+    Opens = ?NIF:opens(),
+    2 = ?LOG:trim(22, Log),
+    {Rest, Reader2} = all(Reader1),
+    ?assertEqual(Expected, First ++ Rest),
+    ?assertEqual(Opens + 1, ?NIF:opens()),
+    close(Reader2).
+
+%% Everything that the log has or had, as it has it.
+uploaded_again(Log) ->
+    Here = ?LOG:chunks(Log),
+    [{#{chunk_id := First}, _, _, _} | _] = Here,
+    [C || {#{chunk_id := Id}, _, _, _} = C <- remote_chunks(Log), Id < First] ++ Here.
+
+remote_chunks(Log) ->
+    [{_, _, Chunks}] = ets:lookup(?NIF, {stream, ?LOG:stream_id(Log)}),
+    Chunks.
+
+a_timestamp_leads_to_the_log_that_is_there(How) ->
+    Log = lost_end("lost_time", 3),
+    Expected = stock(How, 6, #{}, Log),
+    Now = erlang:system_time(millisecond),
+    Chunks = [
+        setelement(1, C, H#{
+            timestamp :=
+                case Id < 6 of
+                    true -> 1000 + Id;
+                    %% What is here was written before that.
+                    false -> Now - 60_000 + Id
+                end
+        })
+     || {#{chunk_id := Id} = H, _, _, _} = C <- remote_chunks(Log)
+    ],
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 20}, Chunks),
+    1 = ?LOG:trim(6, Log),
+    Reader0 = open(How, {timestamp, Now - 60_000}, Log),
+    ?assertEqual(remote, tier(Reader0)),
+    {Found, Reader1} = all(Reader0),
+    ?assertEqual(Expected, Found),
+    close(Reader1).
+
+jumps_to_the_floor_when_the_remote_tier_begins_above_it(How) ->
+    Log = ?LOG:append(12, ?LOG:new("begins_above")),
+    Expected = stock(How, 12, #{}, Log),
+    uploaded(20, Log),
+    2 = ?LOG:trim(12, Log),
+    {_, Reader1} = take(2, open(How, first, Log)),
+    %% The user's retention: the remote tier now begins above the floor.
+    Kept = [C || {#{chunk_id := Id}, _, _, _} = C <- remote_chunks(Log), Id >= 14],
+    ok = ?NIF:put(?LOG:stream_id(Log), {14, 20}, Kept),
+    {Rest, Reader2} = all(Reader1),
+    ?assertEqual(Expected, Rest),
     close(Reader2).
 
 waits_for_a_replica_that_is_behind(How) ->

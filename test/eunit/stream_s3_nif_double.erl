@@ -5,7 +5,8 @@
 %% uploaded, as made by stream_s3_test_log:chunks/1. `stalled` makes reads wait until wake/0.
 -module(stream_s3_nif_double).
 
--export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1, opened/0]).
+-export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1]).
+-export([opened/0, opens/0]).
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, manifest_await/4, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
@@ -14,6 +15,7 @@
 load() ->
     _ = [ets:delete(?TABLE) || ets:whereis(?TABLE) =/= undefined],
     ?TABLE = ets:new(?TABLE, [named_table, public]),
+    true = ets:insert(?TABLE, {opens, 0}),
     persistent_term:put({rabbitmq_stream_s3, engine}, double),
     Exports = [
         {manifest_mark_pending, 2},
@@ -89,6 +91,11 @@ after_read(Fun) ->
     undefined = erlang:put({?MODULE, after_read}, Fun),
     ok.
 
+%% Readers that were ever opened.
+opens() ->
+    ets:lookup_element(?TABLE, opens, 2).
+
+%% Those that are open.
 opened() ->
     length([R || {{reader, R}, _, _, _, _} <- ets:tab2list(?TABLE)]).
 
@@ -152,6 +159,7 @@ local(Spec) -> Spec.
 
 reader_open(_, Owner, Wake, StreamId, Start) ->
     Reader = make_ref(),
+    _ = ets:update_counter(?TABLE, opens, 1),
     [{_, _, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
     Position =
         case Start of

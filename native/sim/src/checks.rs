@@ -235,6 +235,38 @@ impl World {
         }
     }
 
+    /// Local authority: a manifest that the local log has been seen to continue holds what was acknowledged and not lost, byte
+    /// for byte. Local retention trims by it, and what is written after a loss is served from it.
+    pub fn check_timeline(&mut self, stream: usize, root: &Root) {
+        let Some(state) = self.streams.get(stream) else {
+            return;
+        };
+        let log = &state.log;
+        for (number, entry) in root.entries.iter().enumerate() {
+            let next = root.entries.get(number + 1);
+            let end = next.map_or(root.next_offset, |next| next.first_offset);
+            let object = StoredObject::of(entry);
+            // Groups and deleted objects are checked elsewhere.
+            let Some(stored) = self.bucket.get(stream, object) else {
+                continue;
+            };
+            if entry.kind != Kind::Fragment || stored.timeline == log.timeline {
+                continue;
+            }
+            let expected = log.bytes(log.holding(entry.first_offset), log.holding(end));
+            let data = stored
+                .bytes
+                .get(fragment::HEADER_BYTES..fragment::HEADER_BYTES + expected.len());
+            if data != Some(expected) || end > log.next_offset() {
+                let first_offset = entry.first_offset;
+                self.violated(|| {
+                    format!("local authority: the fragment at {first_offset} is of a timeline that is no more")
+                });
+                return;
+            }
+        }
+    }
+
     /// Local authority: what leaves the local log because it is durable is durable.
     pub fn check_trim(&mut self, stream: usize, node: usize) {
         let Some(state) = self.streams.get(stream) else {

@@ -48,6 +48,8 @@ pub enum ReaderNews {
 struct Remote {
     machine: Box<RemoteReader>,
     queue: ReadyQueue,
+    /// First offset that the local log had when this reader was made. What is below is of no timeline but its own.
+    limit: u64,
     wake_ms: Option<u64>,
     wakes_in_a_row: u32,
     /// Requests without an answer, and when the last answer came.
@@ -93,6 +95,24 @@ impl Consumer {
         self.mode = Mode::Attach(spec);
         self.reader += 1;
         self.corrupted = false;
+    }
+
+    /// Attaches where it is. Whether that was known.
+    fn attach_again(&mut self) -> bool {
+        let spec = match (self.expected, self.begin) {
+            (Some(expected), _) => Spec::Offset(expected),
+            (
+                None,
+                Some(Begin {
+                    timestamp_ms: Some(timestamp_ms),
+                    ..
+                }),
+            ) => Spec::Timestamp(timestamp_ms),
+            (None, Some(begin)) => Spec::Offset(begin.offset),
+            (None, None) => return false,
+        };
+        self.attach(spec);
+        true
     }
 }
 
@@ -219,12 +239,21 @@ impl World {
             }
             Mode::Local(_) => false,
             Mode::Remote(remote) => {
-                if disk.end == 0 {
+                if disk.is_empty() {
                     // A replica that has nothing yet: nothing is committed there.
                     return false;
                 }
                 let committed = state.log.id(disk.end - 1);
+                let limit = remote.limit;
+                if it.expected.is_some_and(|expected| expected >= limit) {
+                    self.coverage.hit("reader at its limit");
+                    return it.attach_again();
+                }
                 match remote.queue.take(committed) {
+                    ReadOutcome::Chunk { header, .. } if header.chunk_id >= limit => {
+                        self.coverage.hit("reader at its limit");
+                        it.attach_again()
+                    }
                     ReadOutcome::Chunk { header, bytes, .. } => {
                         self.coverage.hit("reader delivered");
                         self.delivered(consumer, header.chunk_id, &bytes, true);
@@ -362,6 +391,7 @@ impl World {
                 it.mode = Mode::Remote(Remote {
                     machine: Box::new(RemoteReader::new(self.now_ms, self.knobs.read, start, seed)),
                     queue: ReadyQueue::new(),
+                    limit: local_first.unwrap_or(0),
                     wake_ms: None,
                     wakes_in_a_row: 0,
                     in_flight: 0,
@@ -454,21 +484,8 @@ impl World {
         if kind == FailureKind::Unavailable {
             self.coverage.hit("reader unavailable");
         }
-        let spec = match (it.expected, it.begin) {
-            (Some(expected), _) => Some(Spec::Offset(expected)),
-            (
-                None,
-                Some(Begin {
-                    timestamp_ms: Some(timestamp_ms),
-                    ..
-                }),
-            ) => Some(Spec::Timestamp(timestamp_ms)),
-            (None, Some(begin)) => Some(Spec::Offset(begin.offset)),
-            (None, None) => None,
-        };
-        match spec {
-            Some(spec) => it.attach(spec),
-            None => self.new_subscription(consumer),
+        if !it.attach_again() {
+            self.new_subscription(consumer);
         }
         self.note(|| format!("consumer {consumer}: its reader failed: {kind:?} {text}"));
         if !allowed {
@@ -513,17 +530,10 @@ impl World {
     }
 }
 
-/// What a node may say about the manifest: not what is of a timeline that is no more.
+/// What a node knows of the manifest. Part of it may be of a timeline that is no more.
 fn usable(state: &Stream, node: usize) -> Option<Arc<log_format::manifest::Root>> {
     let known = state.known.get(node)?.as_ref()?;
-    // Nor what reaches past the log, which only such a one can: it is about to be noticed.
-    if known.root.next_offset > state.log.next_offset() {
-        return None;
-    }
-    let of_the_past = |(revision, next): &(u64, u64)| {
-        known.version.0 <= *revision && known.root.next_offset > *next
-    };
-    (!state.lost.iter().any(of_the_past)).then(|| Arc::clone(&known.root))
+    Some(Arc::clone(&known.root))
 }
 
 /// Whether everything between two offsets is gone with a reason.

@@ -300,6 +300,7 @@ impl NodeLog {
         &self,
         log: &Log,
         from_offset: u64,
+        front_timestamp_ms: Option<i64>,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -326,10 +327,15 @@ impl NodeLog {
         } else {
             log.holding(from_offset)
         };
-        if log.id(index) != from_offset {
-            return ended(ScanEnd::Failed {
-                reason: "no chunk starts there".to_owned(),
-            });
+        let in_front = index
+            .checked_sub(1)
+            .filter(|front| *front >= self.first())
+            .and_then(|front| log.chunk(front));
+        let differs = in_front
+            .zip(front_timestamp_ms)
+            .is_some_and(|(chunk, expected)| chunk.header.timestamp_ms != expected);
+        if log.id(index) != from_offset || differs {
+            return ended(ScanEnd::Diverged { local_first_offset });
         }
         let (mut chunks, mut bytes) = (Vec::new(), 0);
         loop {

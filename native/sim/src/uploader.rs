@@ -29,6 +29,7 @@ pub enum Op {
     Scan {
         generation: u64,
         from_offset: u64,
+        front_timestamp_ms: Option<i64>,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -233,6 +234,7 @@ impl World {
                 ScanEnd::More => "scan more",
                 ScanEnd::LocalAhead { .. } => "scan local ahead",
                 ScanEnd::RemoteAhead { .. } => "scan remote ahead",
+                ScanEnd::Diverged { .. } => "scan diverged",
                 ScanEnd::Empty => "scan empty",
                 ScanEnd::Failed { .. } => "scan failed",
             },
@@ -298,6 +300,7 @@ impl World {
                 Effect::Scan {
                     generation,
                     from_offset,
+                    front_timestamp_ms,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,
@@ -305,6 +308,7 @@ impl World {
                     let op = Op::Scan {
                         generation,
                         from_offset,
+                        front_timestamp_ms,
                         up_to_chunk_id,
                         max_chunks,
                         max_bytes,
@@ -475,6 +479,9 @@ impl World {
             version: (revision, self.publishings),
         };
         self.check_publish(uploader, &known);
+        if confirmed {
+            self.check_timeline(stream, &known.root);
+        }
         self.hear(stream, node, known.clone());
         for other in (0..self.knobs.nodes).filter(|other| *other != node) {
             let delay_ms = self.latency_ms();

@@ -70,6 +70,8 @@ mod active {
         IgnoreEpoch,
         /// An empty local log is a reason to start over.
         ResetOnEmptyLog,
+        /// The chunk in front of the place where the manifest ends is not compared with the manifest.
+        SkipSeam,
         /// A failed scan is skipped over: draining goes on at the committed chunk.
         SkipFailedScan,
         /// After a conflict the edits go on from the manifest in memory.

@@ -42,15 +42,6 @@ impl World {
         let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
-        // A writer whose log is behind the remote tier is not published to before that is noticed: the epoch of the log would
-        // have to tell the timelines apart otherwise.
-        if state
-            .current
-            .as_ref()
-            .is_some_and(|root| root.next_offset > state.log.next_offset())
-        {
-            return;
-        }
         // What nobody bounds takes time to check and shows nothing new.
         let (backlog, entries) = state.current.as_ref().map_or((state.log.len(), 0), |root| {
             (
@@ -124,6 +115,7 @@ impl World {
     /// All nodes lose power before the end of the log was on any disk. What was on its way from them is lost, too.
     pub(super) fn lose_data(&mut self, stream: usize) {
         let depth = self.rng.range(1, 30) as usize;
+        let start_ms = self.rng.range(1, 120);
         let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
@@ -161,7 +153,7 @@ impl World {
             }
         }
         self.reset_consumers(stream);
-        self.at(20, Event::Start(stream));
+        self.at(start_ms, Event::Start(stream));
     }
 
     pub(super) fn delete_stream(&mut self, stream: usize) {
@@ -213,9 +205,24 @@ impl World {
         } else {
             (Some(max_bytes), None)
         };
-        if !disk.trim_user(&state.log, bounds.0, bounds.1) {
+        let mut trimmed = disk.clone();
+        if !trimmed.trim_user(&state.log, bounds.0, bounds.1) {
             return;
         }
+        // The one thing that nobody can tell afterwards: a log that lost its end, has grown past it, and was trimmed past it
+        // by its user before anybody looked. Between the two ends the old records stay in the remote tier.
+        let unnoticed = state.metadata.pointer.zip(state.current.as_ref());
+        let unnoticed = unnoticed.is_some_and(|(pointer, root)| {
+            state.lost.iter().any(|(revision, next)| {
+                pointer.revision <= *revision
+                    && root.next_offset > *next
+                    && state.log.id(trimmed.first()) > *next
+            })
+        });
+        if unnoticed {
+            return;
+        }
+        *disk = trimmed;
         self.coverage.hit("local trim by the user");
         let floor = state.log.id(disk.first());
         // Readers of this node go by what it knows of the manifest, which may be less than what is persisted.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use log_format::manifest::{NO_TIMESTAMP, Root};
+
 use super::status::ProblemKind;
 use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
 use crate::fragment_assembly::FragmentAssembly;
@@ -32,8 +34,10 @@ pub(super) struct Drain {
     retry_at_ms: Option<u64>,
     failures: u32,
     /// Whether the local log has confirmed that it reaches to where we start. Until then one scan is made even if nothing
-    /// new is committed: a log that lost its end must be noticed before it has grown past the place.
+    /// new is committed: a log that lost its end must be noticed before anything is trimmed or uploaded.
     probed: bool,
+    /// Timestamp of the last chunk of the manifest that was found, which ends where we start: the first scan compares it.
+    front_timestamp_ms: Option<i64>,
     /// A cut was asked for: everything committed up to this chunk is to be cut.
     cut_up_to_chunk_id: Option<u64>,
 }
@@ -46,6 +50,22 @@ impl Drain {
             cut_up_to_chunk_id,
             ..Self::default()
         };
+    }
+
+    /// Starts where a manifest that was found ends.
+    pub(super) fn start_after(&mut self, manifest: &Root) {
+        self.restart(Some(manifest.next_offset));
+        self.front_timestamp_ms = manifest
+            .entries
+            .last()
+            .map(|entry| entry.last_timestamp_ms)
+            .filter(|timestamp_ms| *timestamp_ms != NO_TIMESTAMP);
+    }
+
+    /// What the next scan has to find in front of the place it starts at.
+    fn expected_in_front(&self) -> Option<i64> {
+        self.front_timestamp_ms
+            .filter(|_| !self.probed && !mutant!(SkipSeam))
     }
 
     /// Offset from which on nothing is in a transfer yet.
@@ -107,6 +127,16 @@ impl ReplicaReader {
                 self.scan_succeeded();
                 self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
             }
+            ScanEnd::Diverged { local_first_offset }
+                if !self.drain.probed && next == scan.from_offset && local_first_offset <= next =>
+            {
+                self.scan_succeeded();
+                self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
+            }
+            // Once they have met, the local log only grows: this is a file that is not what it should be.
+            ScanEnd::Diverged { .. } => {
+                self.scan_failed(format!("no chunk of the local log starts at offset {next}"));
+            }
             ScanEnd::LocalAhead { .. } | ScanEnd::RemoteAhead { .. } => {
                 self.scan_failed("a scan contradicts itself".to_owned());
             }
@@ -152,6 +182,7 @@ impl ReplicaReader {
                 .add(chunk)
                 .map_err(|error| error.to_string())?;
             self.drain.next_offset = self.drain.assembly.next_offset();
+            self.seam_met();
             self.counters.chunks_scanned += 1;
             let assembly = &self.drain.assembly;
             if assembly.payload_bytes() >= self.settings.fragment_size_bytes
@@ -163,9 +194,14 @@ impl ReplicaReader {
         Ok(true)
     }
 
-    /// The local log goes on where the manifest ends.
     fn seam_found(&mut self) {
         self.scan_succeeded();
+        self.seam_met();
+    }
+
+    /// The local log goes on where the manifest ends.
+    fn seam_met(&mut self) {
+        self.drain.probed = true;
         if std::mem::take(&mut self.unconfirmed) {
             self.effects.push_back(Effect::Publish {
                 root: Arc::clone(&self.persisted),
@@ -218,7 +254,7 @@ impl ReplicaReader {
         if let (true, Some(floor)) = (untouched, self.local_first_chunk_id)
             && self.drain.next_offset.is_none_or(|next| next < floor)
         {
-            self.manifest = log_format::manifest::Root::empty_at(floor);
+            self.manifest = Root::empty_at(floor);
             self.drain.next_offset = Some(floor);
         }
     }
@@ -279,6 +315,7 @@ impl ReplicaReader {
         self.effects.push_back(Effect::Scan {
             generation: ticket,
             from_offset,
+            front_timestamp_ms: self.drain.expected_in_front(),
             up_to_chunk_id,
             max_chunks,
             max_bytes,

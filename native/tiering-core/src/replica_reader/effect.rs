@@ -28,12 +28,16 @@ pub enum Effect {
     ///
     /// The first scan after resolving may ask from above `up_to_chunk_id`: then only the place is looked at. A log that ends
     /// exactly there has caught up; one that ends below it is [`ScanEnd::RemoteAhead`](super::ScanEnd::RemoteAhead), and
-    /// that must be told by the end of the log itself, committed or not.
+    /// that must be told by the end of the log itself, committed or not. It also compares what is in front of the place
+    /// (`front_timestamp_ms`).
     Scan {
         /// Repeated by the answer.
         generation: u64,
         /// Chunk id of the first chunk wanted.
         from_offset: u64,
+        /// Timestamp of the chunk that the remote tier has in front of `from_offset`. If the local log has a chunk in front of it,
+        /// and it has another timestamp, the answer is [`ScanEnd::Diverged`](super::ScanEnd::Diverged). `None`: not compared.
+        front_timestamp_ms: Option<i64>,
         /// Highest committed chunk id.
         up_to_chunk_id: u64,
         /// At most this many chunks.

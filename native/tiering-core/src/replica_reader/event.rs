@@ -50,6 +50,12 @@ pub enum ScanEnd {
         /// Offset after the last local record.
         local_next_offset: u64,
     },
+    /// The local log reaches the offset asked for, but not by the chunks that the remote tier has: one of its chunks lies across
+    /// the offset, or the one in front of it is another. It lost its end and has grown past the place since.
+    Diverged {
+        /// First offset that the local log has.
+        local_first_offset: u64,
+    },
     /// There is no local log (yet).
     Empty,
     /// The file cannot be read or does not parse; retried, never skipped.

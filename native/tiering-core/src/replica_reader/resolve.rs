@@ -226,8 +226,10 @@ impl ReplicaReader {
         }
         self.persisted = Arc::new(root);
         // A stream that never persisted anything starts at the local floor, once that is known.
-        let start = pointer.map(|_| self.manifest.next_offset);
-        self.drain.restart(start);
+        match pointer {
+            Some(_) => self.drain.start_after(&self.manifest),
+            None => self.drain.restart(None),
+        }
         self.phase = Phase::Running;
         // The first scan tells whether the local log goes on where this manifest ends.
         self.unconfirmed = pointer.is_some();

@@ -15,8 +15,7 @@ impl ReplicaReader {
     /// How many leading entries are persisted: the ones that may be dropped.
     fn durable_entries(&self) -> usize {
         // After a recovery nothing in memory is persisted yet, whatever the offsets say.
-        // Nor is anything dropped from a manifest that the local log has not been seen to continue: to persist that would
-        // publish it as confirmed, and local retention would trim by a timeline that may be no more.
+        // Nor is anything dropped from a manifest that the local log has not been seen to continue.
         if self.diverged || self.unconfirmed || !matches!(self.phase, Phase::Running) {
             return 0;
         }

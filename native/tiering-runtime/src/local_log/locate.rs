@@ -27,6 +27,18 @@ pub(super) struct Cursor {
     pub(super) len_bytes: u64,
 }
 
+/// Where looking for the chunk with a given id ended.
+enum Sought {
+    /// There; with the header of the chunk in front of it, if that is in the same file.
+    There { front: Option<ChunkHeader> },
+    /// The file ends below it.
+    Below,
+    /// It is inside a chunk.
+    Inside,
+    /// What is in front of it is not a log.
+    Damaged(String),
+}
+
 /// Where a scan can start, or why it cannot.
 pub(super) enum Opened {
     At(Cursor),
@@ -85,53 +97,75 @@ impl Cursor {
         )
     }
 
-    /// Moves to the chunk with id `offset`, or to the end of the file if that is below it.
-    fn seek(&mut self, directory: &Path, offset: u64) -> Result<(), String> {
-        if let Some(record) = index_record(directory, self.segment_offset, offset) {
-            let verified = self.header_at(u64::from(record.position));
-            if verified
-                .is_ok_and(|header| header.is_some_and(|header| header.chunk_id == record.chunk_id))
+    /// Moves to the chunk with id `offset`, over the one in front of it; or to the end of the file if that is below it.
+    fn seek(&mut self, directory: &Path, offset: u64) -> Result<Sought, String> {
+        let before = offset.checked_sub(1);
+        if let Some(record) =
+            before.and_then(|before| index_record(directory, self.segment_offset, before))
+        {
+            let there = self.header_at(u64::from(record.position));
+            if let Ok(Some(Ok(header))) = there
+                && header.chunk_id == record.chunk_id
             {
                 self.position = u64::from(record.position);
                 self.next_offset = record.chunk_id;
             }
         }
+        let mut front = None;
         while self.next_offset < offset {
-            let Some(header) = self.header_at(self.position)? else {
-                break;
+            let header = match self.header_at(self.position)? {
+                Some(Ok(header)) => header,
+                Some(Err(text)) => return Ok(Sought::Damaged(text)),
+                None => return Ok(Sought::Below),
             };
             let next_offset = header.next_offset().filter(|next| *next > header.chunk_id);
             let (Some(next_offset), true) = (next_offset, header.chunk_id == self.next_offset)
             else {
-                return Err(self.explain(&format!(
+                let text = format!(
                     "chunk {} where {} should be",
                     header.chunk_id, self.next_offset
-                )));
+                );
+                return Ok(Sought::Damaged(self.explain(&text)));
             };
             if next_offset > offset {
-                let text = format!(
-                    "offset {offset} is inside the chunk {}..{next_offset}",
-                    header.chunk_id
-                );
-                return Err(self.explain(&text));
+                return Ok(Sought::Inside);
             }
             self.position += header.total_bytes();
             self.next_offset = next_offset;
+            front = Some(header);
         }
-        Ok(())
+        Ok(Sought::There { front })
     }
 
-    /// The header at this position; `None` if the file ends before or in it.
-    fn header_at(&self, position: u64) -> Result<Option<ChunkHeader>, String> {
+    /// The header at this position, or why what is there is none; `None` if the file ends before or in it.
+    fn header_at(&self, position: u64) -> Result<Option<Result<ChunkHeader, String>>, String> {
         let mut bytes = [0; HEADER_BYTES];
         let read = read_at_most(&self.file, &mut bytes, position)
             .map_err(|error| self.explain(&error.to_string()))?;
         if read < HEADER_BYTES {
             return Ok(None);
         }
-        ChunkHeader::decode(&bytes)
-            .map(Some)
-            .map_err(|error| self.explain(&error.to_string()))
+        let decoded = ChunkHeader::decode(&bytes);
+        Ok(Some(
+            decoded.map_err(|error| self.explain(&error.to_string())),
+        ))
+    }
+}
+
+/// The chunk of this segment that ends where the next segment starts; `None` if there is none that does. Retention may have
+/// removed the file since. Or it is damaged at its end: a log that lost its end is cut off at the damage before it grows again,
+/// so that is not what has happened here, and there is nothing else to be learned from it.
+fn last_chunk_before(
+    directory: &Path,
+    segment_offset: u64,
+    offset: u64,
+) -> Result<Option<ChunkHeader>, String> {
+    let Some(mut cursor) = Cursor::open(directory, segment_offset)? else {
+        return Ok(None);
+    };
+    match cursor.seek(directory, offset)? {
+        Sought::There { front } => Ok(front),
+        Sought::Below | Sought::Inside | Sought::Damaged(_) => Ok(None),
     }
 }
 
@@ -186,8 +220,13 @@ fn segments(directory: &Path) -> Result<Vec<u64>, String> {
 /// Times that retention may remove the very file that was just listed.
 const RACES_MAX: u32 = 3;
 
-/// Finds the chunk with id `offset`.
-pub(super) fn open_at(directory: &Path, offset: u64) -> Result<Opened, String> {
+/// Finds the chunk with id `offset`. If the one in front of it is to have a certain timestamp, and is there and has another,
+/// the log is not the one that was meant.
+pub(super) fn open_at(
+    directory: &Path,
+    offset: u64,
+    front_timestamp_ms: Option<i64>,
+) -> Result<Opened, String> {
     for _ in 0..RACES_MAX {
         let segments = segments(directory)?;
         let Some(&local_first_offset) = segments.first() else {
@@ -203,15 +242,31 @@ pub(super) fn open_at(directory: &Path, offset: u64) -> Result<Opened, String> {
         if segments.len() == 1 && cursor.is_at_end()? {
             return Ok(Opened::End(ScanEnd::Empty));
         }
-        cursor.seek(directory, offset)?;
-        return match cursor.next_offset {
-            local_next_offset if local_next_offset == offset => Ok(Opened::At(cursor)),
-            _ if below < segments.len() => Err(cursor.explain("the next segment is missing")),
-            local_next_offset => Ok(Opened::End(ScanEnd::RemoteAhead {
-                local_first_offset,
-                local_next_offset,
-            })),
+        let front = match cursor.seek(directory, offset)? {
+            Sought::There { front } => front,
+            Sought::Inside => return Ok(Opened::End(ScanEnd::Diverged { local_first_offset })),
+            Sought::Damaged(text) => return Err(text),
+            Sought::Below if below < segments.len() => {
+                return Err(cursor.explain("the next segment is missing"));
+            }
+            Sought::Below => {
+                return Ok(Opened::End(ScanEnd::RemoteAhead {
+                    local_first_offset,
+                    local_next_offset: cursor.next_offset,
+                }));
+            }
         };
+        if let Some(expected_ms) = front_timestamp_ms {
+            let previous = below.checked_sub(2).and_then(|at| segments.get(at));
+            let front = match (front, previous) {
+                (None, Some(&previous)) => last_chunk_before(directory, previous, offset)?,
+                (front, _) => front,
+            };
+            if front.is_some_and(|front| front.timestamp_ms != expected_ms) {
+                return Ok(Opened::End(ScanEnd::Diverged { local_first_offset }));
+            }
+        }
+        return Ok(Opened::At(cursor));
     }
     Err(format!(
         "{}: segments vanish faster than they can be opened",

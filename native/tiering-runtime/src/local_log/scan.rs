@@ -24,6 +24,8 @@ const SMALL_CHUNK_BYTES: u64 = 4096;
 pub struct ScanRequest {
     /// Id of the first chunk wanted.
     pub from_offset: u64,
+    /// Timestamp that the chunk in front of it must have, if there is one; `None`: not looked at.
+    pub front_timestamp_ms: Option<i64>,
     /// Highest committed chunk id; nothing above it is looked at.
     pub up_to_chunk_id: u64,
     /// At most this many chunks.
@@ -82,11 +84,23 @@ impl Scanner {
         chunks: &mut Vec<ScannedChunk>,
     ) -> Result<ScanEnd, String> {
         let mut cursor = match self.cursor.take() {
-            Some(cursor) if cursor.next_offset == request.from_offset => cursor,
-            _ => match open_at(&self.directory, request.from_offset)? {
-                Opened::At(cursor) => cursor,
-                Opened::End(end) => return Ok(end),
-            },
+            Some(cursor)
+                if cursor.next_offset == request.from_offset
+                    && request.front_timestamp_ms.is_none() =>
+            {
+                cursor
+            }
+            _ => {
+                let ScanRequest {
+                    from_offset,
+                    front_timestamp_ms,
+                    ..
+                } = *request;
+                match open_at(&self.directory, from_offset, front_timestamp_ms)? {
+                    Opened::At(cursor) => cursor,
+                    Opened::End(end) => return Ok(end),
+                }
+            }
         };
         let mut bytes = 0u64;
         let mut looked_again = false;
@@ -112,7 +126,7 @@ impl Scanner {
                             .explain(&format!("committed chunk {next_offset} is not in the log")));
                     }
                     // The file may be one that retention has removed since.
-                    None => match open_at(&self.directory, next_offset)? {
+                    None => match open_at(&self.directory, next_offset, None)? {
                         Opened::At(cursor) => {
                             looked_again = true;
                             cursor

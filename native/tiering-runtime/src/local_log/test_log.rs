@@ -48,6 +48,8 @@ pub(crate) struct TestLog {
     segment: File,
     index: File,
     position: u64,
+    /// Added to the timestamps of what is appended, which are the ids otherwise.
+    pub later_ms: i64,
 }
 
 impl TestLog {
@@ -61,6 +63,7 @@ impl TestLog {
             segment,
             index,
             position: 8,
+            later_ms: 0,
         }
     }
 
@@ -89,12 +92,48 @@ impl TestLog {
         self.position = 8;
     }
 
+    /// Cuts the log off before the chunk with this number, as osiris does after a power cut. What is appended from now on is
+    /// `later_ms` later.
+    pub(crate) fn lose_from(&mut self, number: usize, later_ms: i64) {
+        let lost = self.chunks.split_off(number);
+        let first = lost.first().expect("something to lose");
+        let last_segment = first.segment_offset;
+        for chunk in &lost {
+            if chunk.segment_offset > last_segment {
+                let path = self
+                    .directory
+                    .join(segment::file_name(chunk.segment_offset));
+                drop(std::fs::remove_file(path.with_extension("index")));
+                drop(std::fs::remove_file(path));
+            }
+        }
+        let path = self.directory.join(segment::file_name(last_segment));
+        let open = |path: PathBuf, len: u64| {
+            let file = OpenOptions::new().append(true).open(path).expect("opened");
+            file.set_len(len).expect("cut");
+            file
+        };
+        let kept = self
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.segment_offset == last_segment);
+        let index_bytes = 8 + 29 * kept.count() as u64;
+        self.segment = open(path.clone(), first.position);
+        self.index = open(path.with_extension("index"), index_bytes);
+        self.segment_offset = last_segment;
+        self.position = first.position;
+        self.next_offset = first.header.chunk_id;
+        self.later_ms = later_ms;
+    }
+
     pub(crate) fn append(&mut self, chunk: &TestChunk) -> u64 {
         let header = ChunkHeader {
             chunk_type: chunk.chunk_type,
             num_entries: u16::try_from(chunk.num_records).unwrap_or(u16::MAX),
             num_records: chunk.num_records,
-            timestamp_ms: 1_700_000_000_000 + i64::try_from(self.next_offset).expect("small"),
+            timestamp_ms: 1_700_000_000_000
+                + i64::try_from(self.next_offset).expect("small")
+                + self.later_ms,
             epoch: 1,
             chunk_id: self.next_offset,
             data_crc: crc::crc32(&chunk.data),

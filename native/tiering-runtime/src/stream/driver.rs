@@ -416,12 +416,14 @@ impl Driver {
             Effect::Scan {
                 generation,
                 from_offset,
+                front_timestamp_ms,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
             } => {
                 let request = ScanRequest {
                     from_offset,
+                    front_timestamp_ms,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,

@@ -245,6 +245,7 @@ impl Rig {
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
+                ..
             } => (
                 generation,
                 from_offset,
@@ -252,6 +253,16 @@ impl Rig {
                 max_chunks,
                 max_bytes,
             ),
+            other => panic!("no scan but {other:?}"),
+        }
+    }
+
+    /// What the next scan is to find in front of the place it starts at.
+    fn front_timestamp_ms(&self) -> Option<i64> {
+        match self.effects.first() {
+            Some(Effect::Scan {
+                front_timestamp_ms, ..
+            }) => *front_timestamp_ms,
             other => panic!("no scan but {other:?}"),
         }
     }

@@ -45,14 +45,24 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..300)
 }
 
+/// A fragment in the bucket.
+struct Stored {
+    next_offset: u64,
+    /// Its chunks' ids and timestamps.
+    chunks: Vec<(u64, i64)>,
+}
+
 struct World {
     settings: Settings,
     rig: Rig,
     epoch: u64,
     log: std::ops::Range<u64>,
+    /// Where the log goes on after it lost its end, and how many times it had by then: chunks from there on are other ones.
+    timelines: Vec<(u64, u64)>,
+    losses: u64,
     next_uid: u32,
     /// Fragments in the bucket: first offset and uid, and what they hold.
-    fragments: BTreeMap<(u64, u32), u64>,
+    fragments: BTreeMap<(u64, u32), Stored>,
     roots: BTreeMap<(u64, u32), Root>,
     groups: BTreeMap<(Kind, u64, u32), Group>,
     pointer: Option<Pointer>,
@@ -74,6 +84,8 @@ impl World {
             rig: Rig::with(settings),
             epoch: EPOCH,
             log: 0..0,
+            timelines: Vec::new(),
+            losses: 0,
             next_uid: 1,
             fragments: BTreeMap::new(),
             roots: BTreeMap::new(),
@@ -82,6 +94,47 @@ impl World {
             history: BTreeMap::new(),
             waiting: Vec::new(),
             zombies: Vec::new(),
+        }
+    }
+
+    /// A chunk of the log; the same id in another timeline is another chunk.
+    fn chunk(&self, id: u64) -> ScannedChunk {
+        let timeline = self.timelines.iter().rfind(|(from, _)| *from <= id);
+        let mut chunk = chunk(id);
+        chunk.header.timestamp_ms += timeline.map_or(0, |(_, number)| *number as i64 * 1_000_000);
+        chunk
+    }
+
+    fn lose_end(&mut self, chunks: u64) {
+        let shortest = self.log.end.min(self.log.start + RECORDS);
+        let end = self.log.end.saturating_sub(chunks * RECORDS);
+        self.log.end = end.max(shortest);
+        self.losses += 1;
+        self.timelines.retain(|(from, _)| *from < self.log.end);
+        self.timelines.push((self.log.end, self.losses));
+    }
+
+    /// Local authority: what local retention may trim by, and what readers are given of what the local log has, is what the
+    /// local log has.
+    fn check_timeline(&self, root: &Root) {
+        let mut leaves = Vec::new();
+        self.leaves(
+            &root.entries,
+            root.next_offset,
+            root.first_offset,
+            &mut leaves,
+        );
+        for (number, leaf) in leaves.iter().enumerate() {
+            let next = leaves.get(number + 1);
+            let end = next.map_or(root.next_offset, |next| next.first_offset);
+            let stored = &self.fragments[&(leaf.first_offset, leaf.uid)];
+            for (id, timestamp_ms) in &stored.chunks {
+                let both = self.log.contains(id) && *id < end;
+                assert!(
+                    !both || self.chunk(*id).header.timestamp_ms == *timestamp_ms,
+                    "chunk {id} is of a timeline that is no more"
+                );
+            }
         }
     }
 
@@ -99,7 +152,17 @@ impl World {
     fn collect(&mut self) {
         for effect in std::mem::take(&mut self.rig.effects) {
             match effect {
-                Effect::Publish { root, revision, .. } => self.published(&root, revision),
+                Effect::Publish {
+                    root,
+                    revision,
+                    confirmed,
+                    ..
+                } => {
+                    self.published(&root, revision);
+                    if confirmed {
+                        self.check_timeline(&root);
+                    }
+                }
                 Effect::Delete { objects } => self.delete(&objects),
                 Effect::CancelTransfers { generation } => {
                     let ours = |effect: &Effect| matches!(effect, Effect::Transfer { generation: of, .. } if *of <= generation);
@@ -167,10 +230,11 @@ impl World {
         for (number, entry) in leaves.iter().enumerate() {
             assert_eq!(entry.first_offset, at, "a hole in the persisted manifest");
             total_bytes += u128::from(entry.size_bytes);
-            let end = *self
+            let end = self
                 .fragments
                 .get(&(entry.first_offset, entry.uid))
-                .expect("a named fragment is in the bucket");
+                .expect("a named fragment is in the bucket")
+                .next_offset;
             let next = leaves.get(number + 1);
             // The fragment at which a log that lost its end goes on holds more than it is named for.
             at = end.min(next.map_or(root.next_offset, |next| next.first_offset));
@@ -266,10 +330,18 @@ impl World {
             Effect::Scan {
                 generation,
                 from_offset,
+                front_timestamp_ms,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
             } => {
+                let local_first_offset = self.log.start;
+                let in_front = from_offset
+                    .checked_sub(RECORDS)
+                    .filter(|id| self.log.contains(id));
+                let differs = |expected: i64| {
+                    in_front.is_some_and(|id| self.chunk(id).header.timestamp_ms != expected)
+                };
                 let batch = if looks_failed {
                     ScanBatch {
                         chunks: vec![],
@@ -280,20 +352,27 @@ impl World {
                 } else if *from_offset < self.log.start {
                     ScanBatch {
                         chunks: vec![],
-                        end: ScanEnd::LocalAhead {
-                            local_first_offset: self.log.start,
-                        },
+                        end: ScanEnd::LocalAhead { local_first_offset },
                     }
                 } else if *from_offset > self.log.end {
                     ScanBatch {
                         chunks: vec![],
                         end: ScanEnd::RemoteAhead {
-                            local_first_offset: self.log.start,
+                            local_first_offset,
                             local_next_offset: self.log.end,
                         },
                     }
+                } else if front_timestamp_ms.is_some_and(differs) {
+                    ScanBatch {
+                        chunks: vec![],
+                        end: ScanEnd::Diverged { local_first_offset },
+                    }
                 } else {
-                    scan_of(*from_offset, *up_to_chunk_id, *max_chunks, *max_bytes)
+                    let mut batch = scan_of(*from_offset, *up_to_chunk_id, *max_chunks, *max_bytes);
+                    for found in &mut batch.chunks {
+                        *found = self.chunk(found.header.chunk_id);
+                    }
+                    batch
                 };
                 Event::Scanned {
                     generation: *generation,
@@ -315,8 +394,16 @@ impl World {
                     Err(Failure::NotFound("segment".to_owned()))
                 } else {
                     let uid = self.uid();
-                    self.fragments
-                        .insert((plan.first_offset, uid), plan.next_offset);
+                    let index = log_format::fragment::decode_index(&plan.index).unwrap();
+                    let stored = Stored {
+                        next_offset: plan.next_offset,
+                        chunks: index
+                            .records
+                            .iter()
+                            .map(|record| (record.offset, record.timestamp_ms))
+                            .collect(),
+                    };
+                    self.fragments.insert((plan.first_offset, uid), stored);
                     if looks_failed { Err(failure) } else { Ok(uid) }
                 };
                 Event::TransferDone {
@@ -440,9 +527,7 @@ impl World {
             Step::Intrude => self.intrude(),
             Step::Restart => self.restart(),
             Step::LoseEnd(chunks) => {
-                let shortest = self.log.end.min(self.log.start + RECORDS);
-                let end = self.log.end.saturating_sub(chunks * RECORDS);
-                self.log.end = end.max(shortest);
+                self.lose_end(chunks);
                 self.restart();
             }
         }
@@ -545,6 +630,7 @@ impl World {
         );
         if self.log.start < self.log.end {
             assert_eq!(status.persisted_next_offset, self.log.end, "{status:?}");
+            self.check_timeline(&self.rig.machine.persisted);
         }
         let live: BTreeSet<_> = self
             .pointer

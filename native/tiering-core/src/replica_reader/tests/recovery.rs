@@ -245,6 +245,124 @@ fn nothing_is_trimmed_before_the_local_log_has_shown_where_it_goes_on() {
 }
 
 #[test]
+fn the_first_scan_is_told_what_is_in_front_of_the_place_and_no_later_one() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(50, 10);
+    assert_eq!(rig.front_timestamp_ms(), Some(39));
+    // A scan that failed has shown nothing.
+    rig.end_scan(ScanEnd::Failed {
+        reason: "half a header".to_owned(),
+    });
+    rig.wait_until_due();
+    assert_eq!(rig.front_timestamp_ms(), Some(39));
+    rig.scan();
+    rig.upload(3);
+    rig.committed(60, 10);
+    assert_eq!(rig.front_timestamp_ms(), None);
+}
+
+#[test]
+fn nothing_is_compared_with_a_manifest_that_has_nothing() {
+    let mut rig = Rig::resumed(&Root::empty_at(40));
+    rig.committed(50, 10);
+    assert_eq!(rig.front_timestamp_ms(), None);
+    let mut rig = Rig::fresh();
+    rig.committed(50, 10);
+    assert_eq!(rig.front_timestamp_ms(), None);
+}
+
+#[test]
+fn a_log_that_lost_its_end_and_has_grown_past_it_is_uploaded_again_from_its_first_offset() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(90, 10);
+    rig.end_scan(ScanEnd::Diverged {
+        local_first_offset: 10,
+    });
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 10);
+    assert_eq!(rig.published(), (Arc::new(common_part()), 7));
+    assert_eq!(*rig.put_root(Ok(101)), common_part());
+    assert_eq!(rig.front_timestamp_ms(), None, "its last fragment has more");
+    assert_eq!(rig.take_scan().1, 10);
+    rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
+    rig.published();
+    assert_eq!(rig.deleted(), [root_object(70)], "nothing else is lost");
+    assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 1);
+}
+
+#[test]
+fn a_log_that_has_met_the_manifest_is_not_given_up_because_of_a_damaged_file() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.drain(50, 10);
+    rig.effects.clear();
+    rig.committed(90, 10);
+    for _ in 0..2 {
+        rig.end_scan(ScanEnd::Diverged {
+            local_first_offset: 10,
+        });
+        rig.wait_until_due();
+    }
+    let status = rig.machine.status();
+    assert_eq!(status.manifest_next_offset, 40);
+    assert_eq!(status.problem.map(|problem| problem.kind), Some("scan"));
+    assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 0);
+}
+
+/// Found by the model: the group was persisted and published as if the local log had been looked at.
+#[test]
+fn a_manifest_that_is_persisted_before_the_local_log_is_looked_at_is_not_trimmed_by() {
+    let settings = Settings {
+        rebalance_threshold: 2,
+        ..settings()
+    };
+    let mut rig = Rig::resumed_with(settings, &root_of(0, &[20; 8]));
+    let may_trim = |rig: &Rig| {
+        rig.last_published
+            .as_ref()
+            .map(|(_, _, confirmed)| *confirmed)
+    };
+    let put = rig
+        .effects
+        .iter()
+        .position(|effect| matches!(effect, Effect::PutGroup { .. }));
+    let Effect::PutGroup { generation, .. } = rig.effects.remove(put.expect("a group")) else {
+        panic!()
+    };
+    rig.send(Event::GroupPut {
+        generation,
+        outcome: Ok(90),
+    });
+    while !rig
+        .effects
+        .iter()
+        .any(|effect| matches!(effect, Effect::PutRoot { .. }))
+    {
+        let again = rig
+            .effects
+            .iter()
+            .position(|effect| matches!(effect, Effect::PutGroup { .. }));
+        if let Some(Effect::PutGroup { generation, .. }) = again.map(|at| rig.effects.remove(at)) {
+            rig.send(Event::GroupPut {
+                generation,
+                outcome: Ok(91),
+            });
+        } else {
+            rig.wait_until_due();
+        }
+    }
+    rig.put_root(Ok(101));
+    rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
+    let published = rig
+        .last_published
+        .as_ref()
+        .map(|(_, revision, _)| *revision);
+    assert_eq!((published, may_trim(&rig)), (Some(8), Some(false)));
+    rig.effects.clear();
+    rig.committed(200, 100);
+    rig.scan();
+    assert_eq!(may_trim(&rig), Some(true));
+}
+
+#[test]
 fn a_log_that_starts_over_keeps_nothing_of_the_old_timeline_and_destroys_nothing() {
     let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
     rig.committed(0, 0);

@@ -29,6 +29,7 @@ fn log() -> (TempDir, TestLog) {
 fn all_from(from_offset: u64, up_to_chunk_id: u64) -> ScanRequest {
     ScanRequest {
         from_offset,
+        front_timestamp_ms: None,
         up_to_chunk_id,
         max_chunks: usize::MAX,
         max_bytes: u64::MAX,
@@ -89,19 +90,14 @@ proptest! {
             }
         }
         if !keep_index {
-            for entry in std::fs::read_dir(directory.path()).expect("listed") {
-                let path = entry.expect("an entry").path();
-                if path.extension().is_some_and(|e| e == "index") {
-                    std::fs::remove_file(path).expect("removed");
-                }
-            }
+            without_indexes(directory.path());
         }
         let start = start.index(log.chunks.len());
         let mut scanner = scanner(directory.path());
         let mut scanned = Vec::new();
         let mut from_offset = log.chunks[start].header.chunk_id;
         loop {
-            let request = ScanRequest { from_offset, up_to_chunk_id: log.last_chunk_id(), max_chunks, max_bytes };
+            let request = ScanRequest { from_offset, front_timestamp_ms: None, up_to_chunk_id: log.last_chunk_id(), max_chunks, max_bytes };
             let batch = scanner.scan(&request);
             prop_assert!(batch.chunks.len() <= max_chunks);
             if let Some(last) = batch.chunks.last() {
@@ -278,13 +274,165 @@ fn committed_but_missing_is_a_failure() {
 }
 
 #[test]
-fn an_offset_inside_a_chunk_is_a_failure() {
+fn an_offset_inside_a_chunk_is_of_another_log() {
     let (directory, mut log) = log();
     log.append(&TestChunk::user(10, vec![1; 10]));
-    assert_failed(
-        &scanner(directory.path()).scan(&all_from(4, 0)).end,
-        "inside the chunk 0..10",
+    assert_eq!(
+        scanner(directory.path()).scan(&all_from(4, 0)).end,
+        diverged_at(0)
     );
+}
+
+fn diverged_at(local_first_offset: u64) -> ScanEnd {
+    ScanEnd::Diverged { local_first_offset }
+}
+
+fn without_indexes(directory: &Path) {
+    for entry in std::fs::read_dir(directory).expect("listed") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|e| e == "index") {
+            std::fs::remove_file(path).expect("removed");
+        }
+    }
+}
+
+/// The first scan from the offset after this chunk, which is the last that the remote tier has.
+fn first_scan(log: &TestLog, last: &Written) -> ScanEnd {
+    let request = ScanRequest {
+        front_timestamp_ms: Some(last.header.timestamp_ms),
+        ..all_from(
+            last.header.next_offset().expect("small"),
+            log.last_chunk_id(),
+        )
+    };
+    scanner(&log.directory).scan(&request).end
+}
+
+/// Three segments of ten chunks of one record; the remote tier has what is below the 15th.
+fn three_segments() -> (TempDir, TestLog, Written) {
+    let (directory, mut log) = log();
+    for _ in 0..2 {
+        log.append_many(10, 100);
+        log.roll();
+    }
+    log.append_many(10, 100);
+    let last = log.chunks[14].clone();
+    (directory, log, last)
+}
+
+#[test]
+fn a_log_that_has_what_the_remote_tier_ends_with_goes_on_there() {
+    let (directory, log, last) = three_segments();
+    for last in [&last, &log.chunks[0], &log.chunks[9], &log.chunks[29]] {
+        assert_eq!(first_scan(&log, last), ScanEnd::CaughtUp);
+    }
+    without_indexes(directory.path());
+    for last in [&last, &log.chunks[0], &log.chunks[9], &log.chunks[29]] {
+        assert_eq!(first_scan(&log, last), ScanEnd::CaughtUp);
+    }
+}
+
+#[test]
+fn another_chunk_in_front_of_the_place_is_noticed_with_and_without_an_index() {
+    for kept in [0, 5, 12, 14] {
+        let (directory, mut log, last) = three_segments();
+        log.lose_from(kept, 60_000);
+        log.append_many(15 - kept, 100);
+        assert_eq!(first_scan(&log, &last), diverged_at(0), "ends there too");
+        log.append_many(8, 100);
+        assert_eq!(first_scan(&log, &last), diverged_at(0), "grown past it");
+        without_indexes(directory.path());
+        assert_eq!(first_scan(&log, &last), diverged_at(0));
+        // What both have is no reason.
+        if let Some(common) = kept.checked_sub(1).and_then(|at| log.chunks.get(at)) {
+            assert_eq!(first_scan(&log, common), ScanEnd::CaughtUp);
+        }
+    }
+}
+
+#[test]
+fn a_chunk_across_the_place_is_noticed() {
+    let (_directory, mut log, last) = three_segments();
+    log.lose_from(12, 60_000);
+    log.append(&TestChunk::user(20, vec![7; 100]));
+    assert_eq!(first_scan(&log, &last), diverged_at(0));
+}
+
+#[test]
+fn another_last_chunk_of_the_segment_in_front_of_the_place_is_noticed() {
+    for with_index in [true, false] {
+        let (directory, mut log, last) = three_segments();
+        log.lose_from(12, 60_000);
+        log.append_many(3, 100);
+        log.roll();
+        log.append_many(5, 100);
+        if !with_index {
+            without_indexes(directory.path());
+        }
+        assert_eq!(first_scan(&log, &last), diverged_at(0));
+    }
+}
+
+#[test]
+fn what_the_local_log_does_not_have_is_not_compared() {
+    let (_directory, mut log, last) = three_segments();
+    log.lose_from(12, 60_000);
+    log.append_many(3, 100);
+    log.roll();
+    log.append_many(5, 100);
+    log.trim(15);
+    assert_eq!(
+        first_scan(&log, &last),
+        ScanEnd::CaughtUp,
+        "it starts there"
+    );
+}
+
+#[test]
+fn a_segment_that_ends_in_front_of_a_hole_is_not_compared() {
+    let (directory, log, _) = three_segments();
+    let last = log.chunks[9].clone();
+    let path = directory.path().join(segment::file_name(0));
+    let file = OpenOptions::new().write(true).open(path).expect("opened");
+    file.set_len(log.chunks[7].position).expect("cut");
+    assert_eq!(first_scan(&log, &last), ScanEnd::CaughtUp);
+    // Nor is one that was lengthened by the file system, and not written.
+    file.set_len(log.chunks[9].position + 100).expect("filled");
+    assert_eq!(first_scan(&log, &last), ScanEnd::CaughtUp);
+    without_indexes(directory.path());
+    assert_eq!(first_scan(&log, &last), ScanEnd::CaughtUp);
+    // Damage in the segment that is to be scanned is told.
+    let last = log.chunks[6].clone();
+    file.write_at(&[0], log.chunks[5].position)
+        .expect("damaged");
+    assert_failed(&first_scan(&log, &last), "0x00");
+}
+
+#[test]
+fn chunks_of_one_millisecond_are_no_reason() {
+    let (_directory, mut log) = log();
+    for _ in 0..9 {
+        // The clock stands still.
+        log.later_ms = -i64::try_from(log.next_offset).expect("small");
+        log.append_many(1, 100);
+    }
+    for last in &log.chunks {
+        assert_eq!(first_scan(&log, last), ScanEnd::CaughtUp);
+    }
+}
+
+#[test]
+fn the_open_file_of_the_last_scan_does_not_save_the_comparison() {
+    let (directory, mut log, last) = three_segments();
+    let mut scanner = scanner(directory.path());
+    assert_eq!(scanner.scan(&all_from(0, 14)).end, ScanEnd::CaughtUp);
+    log.lose_from(12, 60_000);
+    log.append_many(5, 100);
+    let request = ScanRequest {
+        front_timestamp_ms: Some(last.header.timestamp_ms),
+        ..all_from(15, 16)
+    };
+    assert_eq!(scanner.scan(&request).end, diverged_at(0));
 }
 
 #[test]
