@@ -1,5 +1,7 @@
 //! What must hold, checked where it could break: the named invariants against the reference.
 
+pub mod tree;
+
 use std::sync::Arc;
 
 use log_format::fragment;
@@ -8,8 +10,10 @@ use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::manifest::invariants as manifest;
 use tiering_core::replica_reader::{Activity, Pointer, Recovery, StoredObject, invariants};
 
+use crate::coverage::Coverage;
 use crate::store::{Known, Stored};
 use crate::world::{WALL_MS, World};
+use tree::Flat;
 
 impl World {
     /// Every predicate of the core, after every event.
@@ -86,7 +90,7 @@ impl World {
         let Some(it) = self.uploaders.get_mut(uploader) else {
             return;
         };
-        let (stream, recovered) = (it.stream, it.recovered.take());
+        let (stream, recovered, cut_to) = (it.stream, it.recovered.take(), it.cut_to.take());
         let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
@@ -104,10 +108,21 @@ impl World {
         let Some(Ok(root)) = decoded else {
             return self.violated(|| format!("durability: the pointer of stream {stream} names {object:?}, which is not there"));
         };
+        let flat = match Flat::of(&self.bucket, stream, &root) {
+            Ok(flat) => flat,
+            Err(text) => {
+                return self.violated(|| {
+                    format!("durability: {text}: commit of uploader {uploader}, {pointer:?}")
+                });
+            }
+        };
+        hit_heights(&mut self.coverage, &root);
         let old = state
-            .current
+            .flat
             .take()
-            .unwrap_or_else(|| Arc::new(Root::empty_at(root.first_offset)));
+            .unwrap_or_else(|| Flat::empty_at(root.first_offset))
+            .root;
+        let (root, root_as_stored) = (&flat.root, root);
         let fresh = before.is_none();
         let mut wrong = Vec::new();
         if before.is_some_and(|before| {
@@ -118,16 +133,19 @@ impl World {
         if !state.metadata.anchor {
             wrong.push("anchor ordering");
         }
-        if !(manifest::ordering(&root) && manifest::coverage(&root) && manifest::accounting(&root))
+        let stored = &root_as_stored;
+        if !(manifest::ordering(stored)
+            && manifest::coverage(stored)
+            && manifest::accounting(stored))
         {
             wrong.push("manifest");
         }
         match recovered {
             None if fresh => {}
             None => {
-                let kept = manifest::prefix_monotonicity(&old, &root)
-                    && manifest::contiguous_advance(&old, &root);
-                if !kept || !manifest::immutability(&old, &root) {
+                let kept = manifest::prefix_monotonicity(&old, root)
+                    && manifest::contiguous_advance(&old, root);
+                if !kept || !manifest::immutability(&old, root) {
                     wrong.push("contiguous advance");
                 }
             }
@@ -136,7 +154,14 @@ impl World {
                     wrong.push("reset safety");
                 }
             }
-            Some(Recovery::RemoteTierAhead) => {}
+            // Of what lies below the place that it was cut back to, everything is kept.
+            Some(Recovery::RemoteTierAhead) => {
+                let to = cut_to.unwrap_or(0);
+                let kept = old.entries.partition_point(|entry| entry.first_offset < to);
+                if old.entries.get(..kept) != root.entries.get(..kept) {
+                    wrong.push("reset safety");
+                }
+            }
         }
         if recovered.is_none() && root.first_offset > old.first_offset && !fresh {
             self.coverage.hit("retention dropped");
@@ -198,9 +223,10 @@ impl World {
         state.floor = state
             .floor
             .max(root.first_offset.min(state.log.next_offset()));
-        let root = Arc::new(root);
+        let root = Arc::new(root_as_stored);
         state.history.insert(pointer.revision, Arc::clone(&root));
         state.current = Some(root);
+        state.flat = Some(flat);
         if !wrong.is_empty() {
             self.violated(|| {
                 format!(
@@ -262,14 +288,8 @@ impl World {
                 .metadata
                 .pointer
                 .is_some_and(|pointer| pointer.epoch == epoch && pointer.uid == uid),
-            // The simulated streams are too short for groups; `pump` says so if one is made after all.
-            StoredObject::Group { .. } => false,
-            StoredObject::Fragment { first_offset, uid } => {
-                state.current.as_ref().is_some_and(|root| {
-                    root.entries
-                        .iter()
-                        .any(|entry| entry.first_offset == first_offset && entry.uid == uid)
-                })
+            StoredObject::Group { .. } | StoredObject::Fragment { .. } => {
+                state.flat.as_ref().is_some_and(|flat| flat.names(&object))
             }
         };
         if named {
@@ -348,5 +368,25 @@ impl World {
             ),
             None => "no machine".to_owned(),
         }
+    }
+}
+
+/// Which heights a root has, and whether its beginning is inside a group.
+fn hit_heights(coverage: &mut Coverage, root: &Root) {
+    for (kind, name) in [
+        (Kind::Group, "root with a group"),
+        (Kind::KiloGroup, "root with a kilo-group"),
+        (Kind::MegaGroup, "root with a mega-group"),
+    ] {
+        if root.entries.iter().any(|entry| entry.kind == kind) {
+            coverage.hit(name);
+        }
+    }
+    if root
+        .entries
+        .first()
+        .is_some_and(|first| first.first_offset < root.first_offset)
+    {
+        coverage.hit("retention inside a group");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use log_format::fragment;
-use log_format::manifest::Root;
+use log_format::manifest::{Group, Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
@@ -47,6 +47,10 @@ pub enum Op {
         expected_revision: u64,
     },
     /// To the bucket.
+    PutGroup(u64, Arc<Group>),
+    /// To the bucket.
+    GetGroup(u64, StoredObject),
+    /// To the bucket.
     Delete(Vec<StoredObject>),
 }
 
@@ -65,6 +69,8 @@ pub struct Uploader {
     pub severed: bool,
     /// It said that it gave something up, and has not persisted since.
     pub recovered: Option<Recovery>,
+    /// Where it was cut back to, if that is all that it gave up.
+    pub cut_to: Option<u64>,
     /// It said that it is finished.
     pub stopped: Option<StopReason>,
     /// What it was told of the bound.
@@ -76,6 +82,8 @@ pub struct Uploader {
     told_soon: bool,
     cancelled_generation: u64,
     last_transfer_done: u64,
+    /// Of the group that it waits for, or waited for last.
+    group_ticket: u64,
 }
 
 impl World {
@@ -100,6 +108,7 @@ impl World {
             machine: Some(Box::new(machine)),
             severed: false,
             recovered: None,
+            cut_to: None,
             stopped: None,
             bound: RetentionBound::default(),
             read_none: false,
@@ -108,6 +117,7 @@ impl World {
             told_soon: false,
             cancelled_generation: 0,
             last_transfer_done: 0,
+            group_ticket: 0,
         });
         self.note(|| {
             format!("uploader {uploader}: starts for stream {stream} on node {node}, epoch {epoch}")
@@ -225,8 +235,20 @@ impl World {
                 Err(Failure::Corrupt(_)) => "root corrupt",
                 Err(_) => "root failed",
             },
-            MachineEvent::GroupPut { .. } => "group put",
-            MachineEvent::GroupRead { .. } => "group read",
+            MachineEvent::GroupPut { generation, .. }
+            | MachineEvent::GroupRead { generation, .. }
+                if *generation != it.group_ticket =>
+            {
+                "group answered late or twice"
+            }
+            MachineEvent::GroupPut { outcome: Ok(_), .. } => "group put",
+            MachineEvent::GroupPut { .. } => "group put failed",
+            MachineEvent::GroupRead { outcome, .. } => match outcome {
+                Ok(_) => "group read",
+                Err(Failure::NotFound(_)) => "group missing",
+                Err(Failure::Corrupt(_)) => "group corrupt",
+                Err(_) => "group read failed",
+            },
             MachineEvent::Committed { .. } => "committed",
             MachineEvent::Scanned { batch, .. } => match batch.end {
                 ScanEnd::CaughtUp => "scan caught up",
@@ -291,7 +313,7 @@ impl World {
                 } => {
                     // It starts over from what is persisted: whatever it gave up before was not.
                     if let Some(it) = self.uploaders.get_mut(uploader) {
-                        it.recovered = None;
+                        (it.recovered, it.cut_to) = (None, None);
                     }
                     self.ask(uploader, "effect GetRoot", Op::GetRoot(generation, pointer));
                 }
@@ -363,17 +385,44 @@ impl World {
                     confirmed,
                     ..
                 } => self.publish_manifest(uploader, root, revision, confirmed),
-                Effect::PutGroup { .. } | Effect::GetGroup { .. } => {
-                    self.violated(|| {
-                        "groups are not simulated: the stream got too long".to_owned()
-                    });
+                Effect::PutGroup {
+                    generation, group, ..
+                } => {
+                    self.check_anchor(uploader);
+                    self.group_asked(uploader, generation);
+                    let name = match group.kind {
+                        Kind::MegaGroup => "effect PutGroup (mega)",
+                        Kind::KiloGroup => "effect PutGroup (kilo)",
+                        Kind::Fragment | Kind::Group => "effect PutGroup",
+                    };
+                    self.ask(uploader, name, Op::PutGroup(generation, group));
+                }
+                Effect::GetGroup {
+                    generation,
+                    kind,
+                    first_offset,
+                    uid,
+                } => {
+                    self.group_asked(uploader, generation);
+                    let object = StoredObject::Group {
+                        kind,
+                        first_offset,
+                        uid,
+                    };
+                    self.ask(
+                        uploader,
+                        "effect GetGroup",
+                        Op::GetGroup(generation, object),
+                    );
                 }
                 Effect::Delete { objects } => {
                     self.ask(uploader, "effect Delete", Op::Delete(objects))
                 }
                 Effect::Recovered {
-                    kind, to_offset, ..
-                } => self.recovered(uploader, kind, to_offset),
+                    kind,
+                    from_offset,
+                    to_offset,
+                } => self.recovered(uploader, kind, from_offset, to_offset),
                 Effect::Problem { .. } => self.coverage.hit("effect Problem"),
                 Effect::Stop { reason } => self.machine_stopped(uploader, reason),
             }
@@ -396,19 +445,29 @@ impl World {
         }
     }
 
+    fn group_asked(&mut self, uploader: usize, generation: u64) {
+        if let Some(it) = self.uploaders.get_mut(uploader) {
+            it.group_ticket = generation;
+        }
+    }
+
     fn ask(&mut self, uploader: usize, name: &'static str, op: Op) {
         self.coverage.hit(name);
         let delay_ms = self.latency_ms();
         self.at(delay_ms, Event::Apply(uploader, op));
     }
 
-    fn recovered(&mut self, uploader: usize, kind: Recovery, to_offset: u64) {
+    fn recovered(&mut self, uploader: usize, kind: Recovery, from_offset: u64, to_offset: u64) {
         self.coverage.hit(match kind {
             Recovery::LocalLogAhead => "recovered LocalLogAhead",
             Recovery::RemoteTierAhead => "recovered RemoteTierAhead",
         });
         let Some(it) = self.uploaders.get_mut(uploader) else {
             return;
+        };
+        it.cut_to = match (kind, it.recovered) {
+            (Recovery::RemoteTierAhead, None) => Some(to_offset),
+            _ => None,
         };
         // Of two before a persist, the one that gives up more explains the result.
         if it.recovered != Some(Recovery::RemoteTierAhead) {
@@ -419,11 +478,11 @@ impl World {
             return;
         };
         let justified = match kind {
-            // What was to be uploaded next is on no disk of the writer's any more.
-            Recovery::LocalLogAhead => state
-                .disks
-                .get(node)
-                .is_some_and(|disk| state.log.id(disk.first()) >= to_offset),
+            // What was to be uploaded next is not on the writer's disk any more, and what is given up is not more than that.
+            Recovery::LocalLogAhead => state.disks.get(node).is_some_and(|disk| {
+                let floor = state.log.id(disk.first());
+                from_offset < floor && to_offset <= floor
+            }),
             Recovery::RemoteTierAhead => !state.lost.is_empty(),
         };
         if !justified && !state.metadata.deleted {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use log_format::manifest::Root;
 use tiering_core::replica_reader::{self, RetentionBound};
 
+use crate::checks::tree::Flat;
 use crate::consumer::{Consumer, ReaderNews, ReaderOp};
 use crate::coverage::Coverage;
 use crate::log::{Log, NodeLog};
@@ -52,6 +53,8 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
+    /// The same, with its groups taken apart.
+    pub flat: Option<Flat>,
     /// The roots that were ever persisted, by revision.
     pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
@@ -431,6 +434,7 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
+            flat: None,
             history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),
