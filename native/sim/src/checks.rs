@@ -8,9 +8,12 @@ use log_format::fragment;
 use log_format::manifest::{Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::manifest::invariants as manifest;
-use tiering_core::replica_reader::{Activity, Pointer, Recovery, StoredObject, invariants};
+use tiering_core::replica_reader::{
+    self, Activity, Effect, Pointer, Recovery, StoredObject, invariants,
+};
 
 use crate::coverage::Coverage;
+use crate::promises;
 use crate::store::{Known, Stored};
 use crate::world::{WALL_MS, World};
 use tree::Flat;
@@ -28,6 +31,60 @@ impl World {
         let violated = invariants::violated(machine);
         if !violated.is_empty() {
             self.violated(|| format!("{}: uploader {uploader}", violated.join(", ")));
+        }
+    }
+
+    /// Every promise of the core about what it asks for.
+    pub fn check_effect(&mut self, uploader: usize, effect: &Effect) {
+        let Some(machine) = self
+            .uploaders
+            .get(uploader)
+            .and_then(|it| it.machine.as_ref())
+        else {
+            return;
+        };
+        let broken = replica_reader::promises::broken_by(machine, effect);
+        if !broken.is_empty() {
+            self.violated(|| format!("{}: an effect of uploader {uploader}", broken.join(", ")));
+        }
+    }
+
+    /// What holds between the parts, after every step.
+    pub fn check_promises(&mut self) {
+        let mut broken = None;
+        for (number, state) in self.streams.iter_mut().enumerate() {
+            let (anchor, deleted) = (state.metadata.anchor, state.metadata.deleted);
+            let had_anchor = std::mem::replace(&mut state.had_anchor, anchor);
+            if !promises::anchor_removal(had_anchor, anchor, deleted) {
+                broken = Some(("anchor removal", number));
+            }
+            if !promises::anchor_ordering(self.bucket.count(number), anchor, deleted) {
+                broken = Some(("anchor ordering", number));
+            }
+            // Computed again for a node when what it knows or what is persisted has changed.
+            let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
+            let known = state.known.iter().zip(&mut state.compared).enumerate();
+            for (node, (known, compared)) in known {
+                let Some(known) = known else { continue };
+                if std::mem::replace(compared, (known.version, revision))
+                    == (known.version, revision)
+                    || deleted
+                {
+                    continue;
+                }
+                let of_the_past = state.lost.iter().any(|(revision, next)| {
+                    known.version.0 <= *revision && known.root.next_offset > *next
+                });
+                if let Some(current) = &state.current
+                    && !of_the_past
+                    && !promises::replica_prefix(&known.root, current)
+                {
+                    broken = Some(("replica prefix", node));
+                }
+            }
+        }
+        if let Some((name, number)) = broken {
+            self.violated(|| format!("{name}: number {number}"));
         }
     }
 
@@ -157,6 +214,9 @@ impl World {
             // Of what lies below the place that it was cut back to, everything is kept.
             Some(Recovery::RemoteTierAhead) => {
                 let to = cut_to.unwrap_or(0);
+                if stored_groups(stored) && to < old.next_offset {
+                    self.coverage.hit("cut back with groups");
+                }
                 let kept = old.entries.partition_point(|entry| entry.first_offset < to);
                 if old.entries.get(..kept) != root.entries.get(..kept) {
                     wrong.push("reset safety");
@@ -327,6 +387,17 @@ impl World {
                 });
                 continue;
             }
+            if let (Some(max_bytes), Some(root)) = (state.bound.max_bytes, &state.current) {
+                let total = root.total_size_bytes;
+                self.coverage.hit("bound kept to the end");
+                if total > u128::from(max_bytes) {
+                    let status = self.machine_of(stream);
+                    self.violated(|| {
+                        format!("retention: stream {stream} keeps {total} bytes, not {max_bytes}; {status}")
+                    });
+                    continue;
+                }
+            }
             let machine = state
                 .uploader
                 .and_then(|uploader| self.uploaders.get(uploader))
@@ -369,6 +440,12 @@ impl World {
             None => "no machine".to_owned(),
         }
     }
+}
+
+fn stored_groups(root: &Root) -> bool {
+    root.entries
+        .iter()
+        .any(|entry| entry.kind != Kind::Fragment)
 }
 
 /// Which heights a root has, and whether its beginning is inside a group.

@@ -10,7 +10,7 @@ use log_format::chunk::HEADER_BYTES;
 use log_format::fragment;
 use tiering_core::remote_reader::{
     Effect, Event as ReaderEvent, FailureKind, FragmentRef, GroupRef, ManifestView, ReadOutcome,
-    ReadyQueue, RemoteReader, Start,
+    ReadyQueue, RemoteReader, Start, invariants,
 };
 use tiering_core::replica_reader::{Failure, StoredObject};
 use tiering_core::route::{LocalSpec, Route, Spec, route};

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use log_format::fragment;
 use log_format::manifest::{Group, Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
+use tiering_core::replica_reader::promises::Mark;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
     ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
@@ -211,7 +212,11 @@ impl World {
         let Some(machine) = &mut it.machine else {
             return;
         };
+        let mark = Mark::of(machine);
         machine.handle(now_ms, event);
+        if !mark.still_holds(machine) {
+            self.violated(|| format!("prefix monotonicity: uploader {uploader}"));
+        }
         self.pump(uploader);
         self.check_machine(uploader);
     }
@@ -303,6 +308,7 @@ impl World {
             .and_then(|it| it.machine.as_mut()?.poll_effect())
         {
             self.note(|| format!("uploader {uploader}: -> {}", shorten(&effect)));
+            self.check_effect(uploader, &effect);
             match effect {
                 Effect::ReadPointer { generation } => {
                     self.ask(uploader, "effect ReadPointer", Op::ReadPointer(generation))

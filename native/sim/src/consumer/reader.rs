@@ -142,6 +142,11 @@ impl World {
         let Mode::Remote(remote) = &mut it.mode else {
             return;
         };
+        let broken = invariants::violated(&remote.machine);
+        if !broken.is_empty() {
+            let broken = broken.join(", ");
+            return self.violated(|| format!("{broken}: the reader of consumer {consumer}"));
+        }
         let counters = remote.machine.counters();
         if counters.chunk_crc_mismatches > remote.crc_seen {
             self.coverage.hit("reader crc mismatch");

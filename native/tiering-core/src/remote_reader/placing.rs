@@ -52,6 +52,11 @@ impl Placing {
         }
     }
 
+    /// Whether the manifest that it searches is known.
+    pub(super) const fn has_manifest(&self) -> bool {
+        self.cursor.is_some()
+    }
+
     pub(super) fn advance(&mut self, context: &mut Context) -> Next {
         if context.has_lookup() {
             return Next::Stay;

@@ -17,7 +17,10 @@ fn stream() -> World {
 
 /// Four fragments in two groups beside each other: a reader of the first meets the second while it streams.
 fn two_groups() -> World {
-    let mut world = stream();
+    in_two_groups(stream())
+}
+
+fn in_two_groups(mut world: World) -> World {
     let mut root = world.root().clone();
     let group = |world: &mut World, entries: &[Entry], uid: u32| {
         let group = Group {
@@ -127,6 +130,43 @@ fn a_group_on_the_way_that_is_gone_is_looked_for_in_the_manifest_of_then() {
     run.world.root = Some(Arc::new(root));
     run.answer(&group, Err(Failure::NotFound("gone".to_owned())));
     complete(run);
+}
+
+/// The log lost its end: the manifest ends inside the second fragment, and goes on with what came after that in another group.
+#[test]
+fn a_group_that_is_on_its_way_when_the_manifests_part_of_a_fragment_ends_is_taken_back() {
+    let longer = World::new(0, &[vec![(1, 100); 20], vec![(1, 100); 20]]);
+    let mut world = World::new(0, &[20, 15, 20, 20].map(|chunks| vec![(1, 100); chunks]));
+    let object = (20, 2);
+    let cut_back = longer.objects.get(&object).expect("the second fragment");
+    world.objects.insert(object, cut_back.clone());
+    let mut root = world.root().clone();
+    let size_bytes = longer.root().entries[1].size_bytes;
+    root.total_size_bytes += u128::from(size_bytes - root.entries[1].size_bytes);
+    root.entries[1].size_bytes = size_bytes;
+    world.root = Some(Arc::new(root));
+    let mut run = Run::new(in_two_groups(world), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    run.answer_truly(What::Group);
+    // The second group stays unanswered until the reader has cut all that the manifest names of the first.
+    while run.requests.iter().any(|other| other.what == What::Range) {
+        run.answer_truly(What::Range);
+        run.consume();
+    }
+    assert_eq!(run.delivered.len(), 35);
+    let asked: Vec<_> = run
+        .asked
+        .iter()
+        .filter(|it| it.what == What::Group)
+        .collect();
+    assert_eq!(asked[1].object, (35, 101));
+    assert!(
+        run.requests
+            .iter()
+            .all(|other| other.what == What::Manifest)
+    );
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 75 });
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
 #[test]
