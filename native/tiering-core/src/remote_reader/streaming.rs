@@ -154,9 +154,11 @@ impl Streaming {
                 .map_or(0, |fragment| fragment.first_offset);
             return Next::Enter(Phase::Placing(Box::new(Placing::new(Start::Offset(first)))));
         }
-        Next::Enter(Phase::Placing(Box::new(Placing::resume(
-            self.assembly.expected_offset(),
-        ))))
+        let expected_offset = self.assembly.expected_offset();
+        Next::Enter(Phase::Placing(Box::new(match self.skip {
+            None => Placing::resume(expected_offset),
+            Some(skip) => Placing::resume_skipping(expected_offset, skip),
+        })))
     }
 
     // Cutting.

@@ -67,9 +67,13 @@ fn at_the_second_group() -> (Run, Request) {
     (run, group)
 }
 
-fn complete(mut run: Run) {
+fn complete(run: Run) {
+    complete_from(run, 0);
+}
+
+fn complete_from(mut run: Run, offset: u64) {
     assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 80 });
-    assert_eq!(run.delivered(), run.world.chunks_from(0));
+    assert_eq!(run.delivered(), run.world.chunks_from(offset));
 }
 
 #[track_caller]
@@ -132,19 +136,55 @@ fn a_group_on_the_way_that_is_gone_is_looked_for_in_the_manifest_of_then() {
     complete(run);
 }
 
-/// The log lost its end: the manifest ends inside the second fragment, and goes on with what came after that in another group.
-#[test]
-fn a_group_that_is_on_its_way_when_the_manifests_part_of_a_fragment_ends_is_taken_back() {
+/// The log lost its end: the manifest ends inside the second fragment at 35, and goes on with what came after that.
+fn cut_back_to_35() -> World {
     let longer = World::new(0, &[vec![(1, 100); 20], vec![(1, 100); 20]]);
     let mut world = World::new(0, &[20, 15, 20, 20].map(|chunks| vec![(1, 100); chunks]));
     let object = (20, 2);
-    let cut_back = longer.objects.get(&object).expect("the second fragment");
-    world.objects.insert(object, cut_back.clone());
+    let whole = longer.objects.get(&object).expect("the second fragment");
+    world.objects.insert(object, whole.clone());
     let mut root = world.root().clone();
-    let size_bytes = longer.root().entries[1].size_bytes;
-    root.total_size_bytes += u128::from(size_bytes - root.entries[1].size_bytes);
-    root.entries[1].size_bytes = size_bytes;
+    let cut = longer.root().entries[1];
+    root.total_size_bytes += u128::from(cut.size_bytes - root.entries[1].size_bytes);
+    root.entries[1] = cut;
     world.root = Some(Arc::new(root));
+    world
+}
+
+#[test]
+fn a_time_that_the_part_of_a_fragment_does_not_have_is_looked_for_behind_it() {
+    // The whole object has it, the manifest's part of it ends before; chunk n is of time 10 n.
+    let mut run = Run::new(cut_back_to_35(), small(), Start::Timestamp(380));
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 75 });
+    assert_eq!(run.delivered(), run.world.chunks_from(38));
+}
+
+#[test]
+fn an_object_that_goes_while_its_beginning_is_skipped_does_not_bring_the_beginning_back() {
+    let mut run = Run::new(stream(), small(), Start::Offset(37));
+    run.answer_truly(What::Manifest);
+    // Without its index the fragment is read from its start.
+    for _ in 0..2 {
+        let index = run.take_request(What::Index);
+        run.answer(&index, Err(Failure::Corrupt("checksum".to_owned())));
+        if run.requests.is_empty() {
+            run.sleep();
+        }
+    }
+    run.answer_truly(What::Range);
+    assert!(run.delivered.is_empty() && run.queue.is_empty());
+    // It is written anew under another key.
+    let bytes = run.world.objects.remove(&(20, 2)).expect("the fragment");
+    run.world.objects.insert((20, 77), bytes);
+    let mut root = run.world.root().clone();
+    root.entries[1].uid = 77;
+    run.world.root = Some(Arc::new(root));
+    complete_from(run, 37);
+}
+
+#[test]
+fn a_group_that_is_on_its_way_when_the_manifests_part_of_a_fragment_ends_is_taken_back() {
+    let world = cut_back_to_35();
     let mut run = Run::new(in_two_groups(world), small(), Start::Offset(0));
     run.answer_truly(What::Manifest);
     run.answer_truly(What::Group);
