@@ -280,6 +280,14 @@ impl World {
                 break;
             }
         }
+        // Whoever has not noticed yet that the log lost its end has persisted it once more (groups were made).
+        if let (None, Some(before)) = (recovered, before) {
+            for (revision, next) in &mut state.lost {
+                if before.revision <= *revision && old.next_offset > *next {
+                    *revision = pointer.revision;
+                }
+            }
+        }
         state.floor = state
             .floor
             .max(root.first_offset.min(state.log.next_offset()));

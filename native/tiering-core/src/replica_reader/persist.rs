@@ -387,11 +387,11 @@ impl ReplicaReader {
         self.counters.persists_completed += 1;
         self.problems.clear(ProblemKind::Persist);
         self.problems.clear(ProblemKind::Metadata);
-        self.unconfirmed = false;
+        // Groups are persisted without the local log having been looked at.
         self.effects.push_back(Effect::Publish {
             root: Arc::clone(&self.persisted),
             revision,
-            confirmed: true,
+            confirmed: !self.unconfirmed,
             pointer: self.pointer,
         });
         self.tree_persisted();

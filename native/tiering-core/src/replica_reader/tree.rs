@@ -232,7 +232,7 @@ impl ReplicaReader {
     // Retention.
 
     fn maybe_trim(&mut self) -> Taken {
-        if self.diverged {
+        if self.diverged || self.unconfirmed {
             return self.no_descent();
         }
         let look = trim::look(
