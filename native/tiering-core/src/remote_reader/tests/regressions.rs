@@ -274,6 +274,64 @@ fn bug_3_after_every_fragment_the_reader_goes_on_with_the_next_object_and_no_oth
 }
 
 #[test]
+fn bug_7_a_request_that_timed_out_is_made_again_and_its_late_answer_is_not_taken() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    let first = run.take_request(What::Range);
+    run.answer(&first, Err(Failure::Transient("timeout".to_owned())));
+    let at_ms = run.reader.poll_timeout().expect("a time for the next try");
+    assert!(at_ms > run.now_ms && at_ms < run.now_ms + 1_000, "soon");
+    run.sleep();
+    let second = run.take_request(What::Range);
+    assert_eq!((second.start, second.end), (first.start, first.end));
+    assert_ne!(second.id, first.id);
+    run.answer(&first, Ok(Bytes::from_static(b"late, and not to be taken")));
+    assert!(run.queue.is_empty());
+    run.requests.push(second);
+    complete(run);
+}
+
+#[test]
+fn bug_47_a_reader_whose_consumer_is_fast_has_several_requests_on_their_way() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    let mut most = 0;
+    while run.finish.is_none() && !run.requests.is_empty() {
+        let ranges = run.requests.iter().filter(|it| it.what == What::Range);
+        most = most.max(ranges.count());
+        let request = run.requests[0].clone();
+        let truth = run.truth(&request);
+        run.answer(&request, truth);
+        run.consume();
+    }
+    assert!(most >= 3, "{most} at once");
+    complete(run);
+}
+
+#[test]
+fn bug_91_wrong_bytes_are_counted_fetched_again_and_end_no_more_than_their_reader() {
+    for stays in [false, true] {
+        let mut run = Run::new(stream(), small(), Start::Offset(0));
+        run.answer_truly(What::Manifest);
+        let right = run.world.objects.clone();
+        let object = run.world.objects.get_mut(&(0, 1)).expect("there");
+        let mut wrong = object.to_vec();
+        wrong[70] ^= 1;
+        *object = Bytes::from(wrong);
+        run.answer_truly(What::Range);
+        assert_eq!(run.reader.counters().chunk_crc_mismatches, 1);
+        assert!(run.queue.is_empty(), "none of it is delivered");
+        if stays {
+            failed(run.run_to_the_end(), FailureKind::Corrupt);
+            assert!(run.reader.is_finished() && run.delivered.is_empty());
+        } else {
+            run.world.objects = right;
+            complete(run);
+        }
+    }
+}
+
+#[test]
 fn bug_9_two_requests_in_a_row_that_time_out_are_borne() {
     let mut run = Run::new(stream(), small(), Start::Offset(0));
     run.answer_truly(What::Manifest);
