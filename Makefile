@@ -1,6 +1,6 @@
 # What a user and a developer type. The work is in scripts/; each says at its head what it does.
 
-.PHONY: build test sim sim-mutants demo ct bench fuzz coverage dist cluster clean
+.PHONY: build test sim sim-mutants model demo ct bench fuzz coverage dist cluster clean
 
 build: ## native library and Erlang modules, put together
 	scripts/dist
@@ -10,6 +10,9 @@ test: ## everything that CI runs; STAGES="rust ct" for some of it
 
 sim: ## seeded simulation of both machines; SEEDS=10000 STEPS=5000 FROM=1; on failure the seed and a shrunk trace
 	scripts/sim
+
+model: ## every order of events of two writers, within bounds: how many states, and that nothing breaks in any
+	scripts/sim --model
 
 sim-mutants: ## deliberate mistakes of the core, and which seed finds each
 	scripts/sim --mutants

@@ -1,15 +1,22 @@
 //! What must hold, checked where it could break: the named invariants against the reference.
 
+pub mod tree;
+
 use std::sync::Arc;
 
 use log_format::fragment;
 use log_format::manifest::{Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::manifest::invariants as manifest;
-use tiering_core::replica_reader::{Activity, Pointer, Recovery, StoredObject, invariants};
+use tiering_core::replica_reader::{
+    self, Activity, Effect, Pointer, Recovery, StoredObject, invariants,
+};
 
+use crate::coverage::Coverage;
+use crate::promises;
 use crate::store::{Known, Stored};
 use crate::world::{WALL_MS, World};
+use tree::Flat;
 
 impl World {
     /// Every predicate of the core, after every event.
@@ -24,6 +31,60 @@ impl World {
         let violated = invariants::violated(machine);
         if !violated.is_empty() {
             self.violated(|| format!("{}: uploader {uploader}", violated.join(", ")));
+        }
+    }
+
+    /// Every promise of the core about what it asks for.
+    pub fn check_effect(&mut self, uploader: usize, effect: &Effect) {
+        let Some(machine) = self
+            .uploaders
+            .get(uploader)
+            .and_then(|it| it.machine.as_ref())
+        else {
+            return;
+        };
+        let broken = replica_reader::promises::broken_by(machine, effect);
+        if !broken.is_empty() {
+            self.violated(|| format!("{}: an effect of uploader {uploader}", broken.join(", ")));
+        }
+    }
+
+    /// What holds between the parts, after every step.
+    pub fn check_promises(&mut self) {
+        let mut broken = None;
+        for (number, state) in self.streams.iter_mut().enumerate() {
+            let (anchor, deleted) = (state.metadata.anchor, state.metadata.deleted);
+            let had_anchor = std::mem::replace(&mut state.had_anchor, anchor);
+            if !promises::anchor_removal(had_anchor, anchor, deleted) {
+                broken = Some(("anchor removal", number));
+            }
+            if !promises::anchor_ordering(self.bucket.count(number), anchor, deleted) {
+                broken = Some(("anchor ordering", number));
+            }
+            // Computed again for a node when what it knows or what is persisted has changed.
+            let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
+            let known = state.known.iter().zip(&mut state.compared).enumerate();
+            for (node, (known, compared)) in known {
+                let Some(known) = known else { continue };
+                if std::mem::replace(compared, (known.version, revision))
+                    == (known.version, revision)
+                    || deleted
+                {
+                    continue;
+                }
+                let of_the_past = state.lost.iter().any(|(revision, next)| {
+                    known.version.0 <= *revision && known.root.next_offset > *next
+                });
+                if let Some(current) = &state.current
+                    && !of_the_past
+                    && !promises::replica_prefix(&known.root, current)
+                {
+                    broken = Some(("replica prefix", node));
+                }
+            }
+        }
+        if let Some((name, number)) = broken {
+            self.violated(|| format!("{name}: number {number}"));
         }
     }
 
@@ -86,7 +147,7 @@ impl World {
         let Some(it) = self.uploaders.get_mut(uploader) else {
             return;
         };
-        let (stream, recovered) = (it.stream, it.recovered.take());
+        let (stream, recovered, cut_to) = (it.stream, it.recovered.take(), it.cut_to.take());
         let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
@@ -104,10 +165,21 @@ impl World {
         let Some(Ok(root)) = decoded else {
             return self.violated(|| format!("durability: the pointer of stream {stream} names {object:?}, which is not there"));
         };
+        let flat = match Flat::of(&self.bucket, stream, &root) {
+            Ok(flat) => flat,
+            Err(text) => {
+                return self.violated(|| {
+                    format!("durability: {text}: commit of uploader {uploader}, {pointer:?}")
+                });
+            }
+        };
+        hit_heights(&mut self.coverage, &root);
         let old = state
-            .current
+            .flat
             .take()
-            .unwrap_or_else(|| Arc::new(Root::empty_at(root.first_offset)));
+            .unwrap_or_else(|| Flat::empty_at(root.first_offset))
+            .root;
+        let (root, root_as_stored) = (&flat.root, root);
         let fresh = before.is_none();
         let mut wrong = Vec::new();
         if before.is_some_and(|before| {
@@ -118,16 +190,19 @@ impl World {
         if !state.metadata.anchor {
             wrong.push("anchor ordering");
         }
-        if !(manifest::ordering(&root) && manifest::coverage(&root) && manifest::accounting(&root))
+        let stored = &root_as_stored;
+        if !(manifest::ordering(stored)
+            && manifest::coverage(stored)
+            && manifest::accounting(stored))
         {
             wrong.push("manifest");
         }
         match recovered {
             None if fresh => {}
             None => {
-                let kept = manifest::prefix_monotonicity(&old, &root)
-                    && manifest::contiguous_advance(&old, &root);
-                if !kept || !manifest::immutability(&old, &root) {
+                let kept = manifest::prefix_monotonicity(&old, root)
+                    && manifest::contiguous_advance(&old, root);
+                if !kept || !manifest::immutability(&old, root) {
                     wrong.push("contiguous advance");
                 }
             }
@@ -136,7 +211,17 @@ impl World {
                     wrong.push("reset safety");
                 }
             }
-            Some(Recovery::RemoteTierAhead) => {}
+            // Of what lies below the place that it was cut back to, everything is kept.
+            Some(Recovery::RemoteTierAhead) => {
+                let to = cut_to.unwrap_or(0);
+                if stored_groups(stored) && to < old.next_offset {
+                    self.coverage.hit("cut back with groups");
+                }
+                let kept = old.entries.partition_point(|entry| entry.first_offset < to);
+                if old.entries.get(..kept) != root.entries.get(..kept) {
+                    wrong.push("reset safety");
+                }
+            }
         }
         if recovered.is_none() && root.first_offset > old.first_offset && !fresh {
             self.coverage.hit("retention dropped");
@@ -195,12 +280,21 @@ impl World {
                 break;
             }
         }
+        // Whoever has not noticed yet that the log lost its end has persisted it once more (groups were made).
+        if let (None, Some(before)) = (recovered, before) {
+            for (revision, next) in &mut state.lost {
+                if before.revision <= *revision && old.next_offset > *next {
+                    *revision = pointer.revision;
+                }
+            }
+        }
         state.floor = state
             .floor
             .max(root.first_offset.min(state.log.next_offset()));
-        let root = Arc::new(root);
+        let root = Arc::new(root_as_stored);
         state.history.insert(pointer.revision, Arc::clone(&root));
         state.current = Some(root);
+        state.flat = Some(flat);
         if !wrong.is_empty() {
             self.violated(|| {
                 format!(
@@ -294,14 +388,8 @@ impl World {
                 .metadata
                 .pointer
                 .is_some_and(|pointer| pointer.epoch == epoch && pointer.uid == uid),
-            // The simulated streams are too short for groups; `pump` says so if one is made after all.
-            StoredObject::Group { .. } => false,
-            StoredObject::Fragment { first_offset, uid } => {
-                state.current.as_ref().is_some_and(|root| {
-                    root.entries
-                        .iter()
-                        .any(|entry| entry.first_offset == first_offset && entry.uid == uid)
-                })
+            StoredObject::Group { .. } | StoredObject::Fragment { .. } => {
+                state.flat.as_ref().is_some_and(|flat| flat.names(&object))
             }
         };
         if named {
@@ -338,6 +426,17 @@ impl World {
                     )
                 });
                 continue;
+            }
+            if let (Some(max_bytes), Some(root)) = (state.bound.max_bytes, &state.current) {
+                let total = root.total_size_bytes;
+                self.coverage.hit("bound kept to the end");
+                if total > u128::from(max_bytes) {
+                    let status = self.machine_of(stream);
+                    self.violated(|| {
+                        format!("retention: stream {stream} keeps {total} bytes, not {max_bytes}; {status}")
+                    });
+                    continue;
+                }
             }
             let machine = state
                 .uploader
@@ -380,5 +479,31 @@ impl World {
             ),
             None => "no machine".to_owned(),
         }
+    }
+}
+
+fn stored_groups(root: &Root) -> bool {
+    root.entries
+        .iter()
+        .any(|entry| entry.kind != Kind::Fragment)
+}
+
+/// Which heights a root has, and whether its beginning is inside a group.
+fn hit_heights(coverage: &mut Coverage, root: &Root) {
+    for (kind, name) in [
+        (Kind::Group, "root with a group"),
+        (Kind::KiloGroup, "root with a kilo-group"),
+        (Kind::MegaGroup, "root with a mega-group"),
+    ] {
+        if root.entries.iter().any(|entry| entry.kind == kind) {
+            coverage.hit(name);
+        }
+    }
+    if root
+        .entries
+        .first()
+        .is_some_and(|first| first.first_offset < root.first_offset)
+    {
+        coverage.hit("retention inside a group");
     }
 }

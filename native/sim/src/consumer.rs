@@ -9,8 +9,8 @@ use bytes::Bytes;
 use log_format::chunk::HEADER_BYTES;
 use log_format::fragment;
 use tiering_core::remote_reader::{
-    Effect, Event as ReaderEvent, FailureKind, FragmentRef, ManifestView, ReadOutcome, ReadyQueue,
-    RemoteReader, Start,
+    Effect, Event as ReaderEvent, FailureKind, FragmentRef, GroupRef, ManifestView, ReadOutcome,
+    ReadyQueue, RemoteReader, Start, invariants,
 };
 use tiering_core::replica_reader::{Failure, StoredObject};
 use tiering_core::route::{LocalSpec, Route, Spec, route};
@@ -25,6 +25,8 @@ use crate::world::{Event, Stream, WALL_MS, World};
 pub(crate) enum ReaderOp {
     /// The node's manifest.
     Refresh(u64),
+    /// A whole group.
+    GetGroup(u64, GroupRef),
     /// Bytes of a fragment; `whole`: fewer are as good (an index).
     Get {
         id: u64,

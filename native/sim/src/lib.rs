@@ -2,7 +2,7 @@
 //!
 //! Owns a world of streams, nodes, local logs, a bucket and a metadata store with faults ([`world`], [`store`], [`log`]), the
 //! interpreters of the machines' effects ([`uploader`], [`consumer`]), a reference that knows what everybody must see, and the
-//! checks of the named invariants ([`checks`]). Does not own any decision: those are the machines'. No tokio, no clock, no
+//! checks of the named invariants ([`checks`], and [`promises`] for those that no machine can see alone). Does not own any decision: those are the machines'. No tokio, no clock, no
 //! thread inside a run: one seed, one run.
 
 mod checks;
@@ -10,6 +10,7 @@ mod consumer;
 pub mod coverage;
 mod log;
 pub mod plan;
+pub mod promises;
 pub mod rng;
 pub mod shrink;
 mod store;

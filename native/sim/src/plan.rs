@@ -162,6 +162,8 @@ impl Knobs {
             transfer_deadline_ms: pick(&[300, 1_500]),
             answer_deadline_ms: pick(&[150, 600]),
             scan_max_chunks: pick(&[1, 4, 40]) as usize,
+            // 1024: no groups at all; 2 and 3 make mega-groups of a few fragments.
+            rebalance_threshold: pick(&[1_024, 2, 2, 3, 4, 6, 8]) as u32,
             retry: RetryPolicy {
                 transient: backoff(2, 200),
                 stalled: backoff(20, 600),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use log_format::manifest::Root;
+use log_format::manifest::{Group, Root};
 use tiering_core::replica_reader::{CommitOutcome, Pointer, PointerRead, StoredObject};
 
 /// One object of the bucket.
@@ -12,27 +12,52 @@ use tiering_core::replica_reader::{CommitOutcome, Pointer, PointerRead, StoredOb
 pub struct Stored {
     /// Its bytes.
     pub bytes: Bytes,
-    /// Offset after its last record; 0 for a root.
+    /// Offset after its last record; 0 for a root or group.
     pub next_offset: u64,
-    /// Length of its chunks; 0 for a root.
+    /// Length of its chunks; 0 for a root or group.
     pub data_bytes: u64,
     /// Timeline of the log that it was compared with.
     pub timeline: u64,
+}
+
+impl Stored {
+    /// A root or a group.
+    #[must_use]
+    pub fn of_manifest(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes: Bytes::from(bytes),
+            next_offset: 0,
+            data_bytes: 0,
+            timeline: 0,
+        }
+    }
 }
 
 /// The bucket: objects by stream and key.
 #[derive(Debug, Default)]
 pub struct Bucket {
     objects: BTreeMap<(usize, StoredObject), Stored>,
+    /// The groups among them, decoded once: the checks look into them all the time.
+    groups: BTreeMap<(usize, StoredObject), Arc<Group>>,
+    /// How many objects each stream has.
+    counts: BTreeMap<usize, usize>,
 }
 
 impl Bucket {
     /// Writes; false if the key has other bytes already.
     #[must_use]
     pub fn put(&mut self, stream: usize, object: StoredObject, stored: Stored) -> bool {
+        if let StoredObject::Group { kind, .. } = object
+            && let Ok(group) = Group::decode(kind, &stored.bytes)
+        {
+            self.groups.insert((stream, object), Arc::new(group));
+        }
         match self.objects.insert((stream, object), stored.clone()) {
             Some(old) => old.bytes == stored.bytes,
-            None => true,
+            None => {
+                *self.counts.entry(stream).or_default() += 1;
+                true
+            }
         }
     }
 
@@ -44,7 +69,24 @@ impl Bucket {
 
     /// Deletes; whether it was there.
     pub fn delete(&mut self, stream: usize, object: StoredObject) -> bool {
-        self.objects.remove(&(stream, object)).is_some()
+        self.groups.remove(&(stream, object));
+        let was_there = self.objects.remove(&(stream, object)).is_some();
+        if let Some(count) = self.counts.get_mut(&stream) {
+            *count -= usize::from(was_there);
+        }
+        was_there
+    }
+
+    /// A group that is there and is well-formed.
+    #[must_use]
+    pub fn group(&self, stream: usize, object: StoredObject) -> Option<Arc<Group>> {
+        self.groups.get(&(stream, object)).map(Arc::clone)
+    }
+
+    /// How many objects a stream has.
+    #[must_use]
+    pub fn count(&self, stream: usize) -> usize {
+        self.counts.get(&stream).copied().unwrap_or(0)
     }
 
     /// All keys of a stream.

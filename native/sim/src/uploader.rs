@@ -2,13 +2,15 @@
 //! Between any two of them the machine may be dropped.
 
 mod driver;
+mod verdicts;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use log_format::fragment;
-use log_format::manifest::Root;
+use log_format::manifest::{Group, Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
+use tiering_core::replica_reader::promises::Mark;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
     ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
@@ -48,6 +50,10 @@ pub enum Op {
         expected_revision: u64,
     },
     /// To the bucket.
+    PutGroup(u64, Arc<Group>),
+    /// To the bucket.
+    GetGroup(u64, StoredObject),
+    /// To the bucket.
     Delete(Vec<StoredObject>),
 }
 
@@ -66,6 +72,8 @@ pub struct Uploader {
     pub severed: bool,
     /// It said that it gave something up, and has not persisted since.
     pub recovered: Option<Recovery>,
+    /// Where it was cut back to, if that is all that it gave up.
+    pub cut_to: Option<u64>,
     /// It said that it is finished.
     pub stopped: Option<StopReason>,
     /// What it was told of the bound.
@@ -77,6 +85,8 @@ pub struct Uploader {
     told_soon: bool,
     cancelled_generation: u64,
     last_transfer_done: u64,
+    /// Of the group that it waits for, or waited for last.
+    group_ticket: u64,
 }
 
 impl World {
@@ -101,6 +111,7 @@ impl World {
             machine: Some(Box::new(machine)),
             severed: false,
             recovered: None,
+            cut_to: None,
             stopped: None,
             bound: RetentionBound::default(),
             read_none: false,
@@ -109,6 +120,7 @@ impl World {
             told_soon: false,
             cancelled_generation: 0,
             last_transfer_done: 0,
+            group_ticket: 0,
         });
         self.note(|| {
             format!("uploader {uploader}: starts for stream {stream} on node {node}, epoch {epoch}")
@@ -202,7 +214,11 @@ impl World {
         let Some(machine) = &mut it.machine else {
             return;
         };
+        let mark = Mark::of(machine);
         machine.handle(now_ms, event);
+        if !mark.still_holds(machine) {
+            self.violated(|| format!("prefix monotonicity: uploader {uploader}"));
+        }
         self.pump(uploader);
         self.check_machine(uploader);
     }
@@ -226,8 +242,20 @@ impl World {
                 Err(Failure::Corrupt(_)) => "root corrupt",
                 Err(_) => "root failed",
             },
-            MachineEvent::GroupPut { .. } => "group put",
-            MachineEvent::GroupRead { .. } => "group read",
+            MachineEvent::GroupPut { generation, .. }
+            | MachineEvent::GroupRead { generation, .. }
+                if *generation != it.group_ticket =>
+            {
+                "group answered late or twice"
+            }
+            MachineEvent::GroupPut { outcome: Ok(_), .. } => "group put",
+            MachineEvent::GroupPut { .. } => "group put failed",
+            MachineEvent::GroupRead { outcome, .. } => match outcome {
+                Ok(_) => "group read",
+                Err(Failure::NotFound(_)) => "group missing",
+                Err(Failure::Corrupt(_)) => "group corrupt",
+                Err(_) => "group read failed",
+            },
             MachineEvent::Committed { .. } => "committed",
             MachineEvent::Scanned { batch, .. } => match batch.end {
                 ScanEnd::CaughtUp => "scan caught up",
@@ -283,6 +311,7 @@ impl World {
             .and_then(|it| it.machine.as_mut()?.poll_effect())
         {
             self.note(|| format!("uploader {uploader}: -> {}", shorten(&effect)));
+            self.check_effect(uploader, &effect);
             match effect {
                 Effect::ReadPointer { generation } => {
                     self.ask(uploader, "effect ReadPointer", Op::ReadPointer(generation))
@@ -293,7 +322,7 @@ impl World {
                 } => {
                     // It starts over from what is persisted: whatever it gave up before was not.
                     if let Some(it) = self.uploaders.get_mut(uploader) {
-                        it.recovered = None;
+                        (it.recovered, it.cut_to) = (None, None);
                     }
                     self.ask(uploader, "effect GetRoot", Op::GetRoot(generation, pointer));
                 }
@@ -367,17 +396,44 @@ impl World {
                     confirmed,
                     ..
                 } => self.publish_manifest(uploader, root, revision, confirmed),
-                Effect::PutGroup { .. } | Effect::GetGroup { .. } => {
-                    self.violated(|| {
-                        "groups are not simulated: the stream got too long".to_owned()
-                    });
+                Effect::PutGroup {
+                    generation, group, ..
+                } => {
+                    self.check_anchor(uploader);
+                    self.group_asked(uploader, generation);
+                    let name = match group.kind {
+                        Kind::MegaGroup => "effect PutGroup (mega)",
+                        Kind::KiloGroup => "effect PutGroup (kilo)",
+                        Kind::Fragment | Kind::Group => "effect PutGroup",
+                    };
+                    self.ask(uploader, name, Op::PutGroup(generation, group));
+                }
+                Effect::GetGroup {
+                    generation,
+                    kind,
+                    first_offset,
+                    uid,
+                } => {
+                    self.group_asked(uploader, generation);
+                    let object = StoredObject::Group {
+                        kind,
+                        first_offset,
+                        uid,
+                    };
+                    self.ask(
+                        uploader,
+                        "effect GetGroup",
+                        Op::GetGroup(generation, object),
+                    );
                 }
                 Effect::Delete { objects } => {
                     self.ask(uploader, "effect Delete", Op::Delete(objects))
                 }
                 Effect::Recovered {
-                    kind, to_offset, ..
-                } => self.recovered(uploader, kind, to_offset),
+                    kind,
+                    from_offset,
+                    to_offset,
+                } => self.recovered(uploader, kind, from_offset, to_offset),
                 Effect::Problem { .. } => self.coverage.hit("effect Problem"),
                 Effect::Stop { reason } => self.machine_stopped(uploader, reason),
             }
@@ -400,64 +456,16 @@ impl World {
         }
     }
 
+    fn group_asked(&mut self, uploader: usize, generation: u64) {
+        if let Some(it) = self.uploaders.get_mut(uploader) {
+            it.group_ticket = generation;
+        }
+    }
+
     fn ask(&mut self, uploader: usize, name: &'static str, op: Op) {
         self.coverage.hit(name);
         let delay_ms = self.latency_ms();
         self.at(delay_ms, Event::Apply(uploader, op));
-    }
-
-    fn recovered(&mut self, uploader: usize, kind: Recovery, to_offset: u64) {
-        self.coverage.hit(match kind {
-            Recovery::LocalLogAhead => "recovered LocalLogAhead",
-            Recovery::RemoteTierAhead => "recovered RemoteTierAhead",
-        });
-        let Some(it) = self.uploaders.get_mut(uploader) else {
-            return;
-        };
-        // Of two before a persist, the one that gives up more explains the result.
-        if it.recovered != Some(Recovery::RemoteTierAhead) {
-            it.recovered = Some(kind);
-        }
-        let (stream, node) = (it.stream, it.node);
-        let Some(state) = self.streams.get(stream) else {
-            return;
-        };
-        let justified = match kind {
-            // What was to be uploaded next is on no disk of the writer's any more.
-            Recovery::LocalLogAhead => state
-                .disks
-                .get(node)
-                .is_some_and(|disk| state.log.id(disk.first()) >= to_offset),
-            Recovery::RemoteTierAhead => !state.lost.is_empty(),
-        };
-        if !justified && !state.metadata.deleted {
-            self.violated(|| {
-                format!("reset safety: uploader {uploader} gave up without need ({kind:?})")
-            });
-        }
-    }
-
-    fn machine_stopped(&mut self, uploader: usize, reason: StopReason) {
-        self.coverage.hit(match reason {
-            StopReason::Deleted => "stop Deleted",
-            StopReason::Deposed => "stop Deposed",
-        });
-        let Some(it) = self.uploaders.get_mut(uploader) else {
-            return;
-        };
-        it.stopped = Some(reason);
-        let Some(state) = self.streams.get(it.stream) else {
-            return;
-        };
-        let right = match reason {
-            StopReason::Deleted => state.metadata.deleted,
-            StopReason::Deposed => state.epoch > it.epoch || state.metadata.deleted,
-        };
-        if !right {
-            self.violated(|| {
-                format!("liveness: uploader {uploader} stopped without need ({reason:?})")
-            });
-        }
     }
 
     fn publish_manifest(

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use log_format::manifest::Root;
 use tiering_core::replica_reader::{self, RetentionBound};
 
+use crate::checks::tree::Flat;
 use crate::consumer::{Consumer, ReaderNews, ReaderOp};
 use crate::coverage::Coverage;
 use crate::log::{Log, NodeLog};
@@ -52,6 +53,8 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
+    /// The same, with its groups taken apart.
+    pub flat: Option<Flat>,
     /// The roots that were ever persisted, by revision.
     pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
@@ -60,6 +63,10 @@ pub struct Stream {
     pub strictest: RetentionBound,
     /// Offsets below are gone with a reason: retention, or a recovery.
     pub floor: u64,
+    /// Whether it had an anchor at the last step.
+    pub had_anchor: bool,
+    /// What each node knew when that was last compared with what was persisted then.
+    pub compared: Vec<((u64, u64), u64)>,
     /// Ranges that the user's retention removed before they were uploaded, and what followed from it.
     pub gaps: Vec<(u64, u64)>,
     /// Revisions up to the first number that reach past the second are of a timeline that is no more.
@@ -305,6 +312,7 @@ impl World {
             Event::ReaderApply(consumer, reader, op) => self.reader_apply(consumer, reader, op),
             Event::ReaderNews(consumer, reader, news) => self.reader_news(consumer, reader, news),
         }
+        self.check_promises();
         true
     }
 
@@ -377,18 +385,19 @@ impl World {
                 }
                 continue;
             }
-            state.bound = RetentionBound::default();
+            // A bound by age would never come to rest; one by size must be kept to.
+            state.bound.max_age_ms = None;
             for disk in &mut state.disks {
                 disk.replicate(&state.log, usize::MAX);
             }
             let durable = state.current.as_ref().map_or(0, |root| root.next_offset);
             match state.uploader {
                 Some(uploader) if state.log.is_empty() || durable == state.log.next_offset() => {
-                    // Told once more that there is no bound, which ends the timers of retention.
+                    // Told once more what the bound is, which ends the timers of retention by age.
                     let told = self
                         .uploaders
                         .get(uploader)
-                        .is_some_and(|it| it.bound == RetentionBound::default());
+                        .is_some_and(|it| it.bound == state.bound);
                     if !told {
                         self.at(1, Event::Tell(uploader));
                     }
@@ -431,10 +440,13 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
+            flat: None,
             history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),
             floor: 0,
+            had_anchor: false,
+            compared: vec![Default::default(); nodes],
             gaps: Vec::new(),
             lost: Vec::new(),
         });

@@ -84,10 +84,36 @@ mod active {
         RetainTooMuch,
         /// Retention forgets to take what it dropped off the total.
         RetainKeepsTotal,
+        /// The last entry of a root is never dropped.
+        RetainLastEntry,
         /// The answer of a transfer that had one already is applied again.
         ApplyDuplicate,
+        /// A recovery happens although its reason is gone.
+        NeverCallOffRecovery,
         /// The edits of a failed persist are forgotten.
         ForgetEditsOfFailedPersist,
+        /// What expires inside groups is deleted at once, and the groups that it uses up.
+        DeleteGroupBeforePersist,
+        /// What has expired inside a group before is looked at, and taken off the total, once more.
+        ExpireInGroupTwice,
+        /// With the oldest fragments of a leading group the whole group is dropped.
+        DropWholeLeadingGroup,
+        /// A group that expires in part does not move the manifest's beginning.
+        KeepBeginningInGroup,
+        /// A group whose upload, or whose reading, is not answered is waited for without a deadline.
+        ForgetGroupDeadline,
+        /// A group that is not readable is not asked for again.
+        ForgetGroupRetry,
+        /// An answer for an earlier group counts for the one under way.
+        IgnoreGroupTicket,
+        /// A group is named by the root before it is in the bucket.
+        NameGroupBeforePut,
+        /// A group takes the place of everything from its run on, also of what was appended while it was on its way.
+        RebalanceSwallowsAppend,
+        /// A group that is not readable when the manifest is cut back is given up at once.
+        GiveUpUnreadableGroup,
+        /// Persisting does not wait for a rebalance under way.
+        PersistDuringRebalance,
         /// The index's positions count from the object's start.
         IndexPositionOffByHeader,
         /// The reader goes on one fragment too far at a fragment's end.

@@ -81,9 +81,12 @@ impl World {
                     "reader RefreshManifest",
                     ReaderOp::Refresh(id),
                 ),
-                Effect::GetGroup { .. } => {
-                    self.violated(|| "a group in a manifest that has none".to_owned())
-                }
+                Effect::GetGroup { id, group } => self.reader_ask(
+                    consumer,
+                    reader,
+                    "reader GetGroup",
+                    ReaderOp::GetGroup(id, group),
+                ),
                 Effect::GetIndex {
                     id,
                     fragment,
@@ -139,6 +142,11 @@ impl World {
         let Mode::Remote(remote) = &mut it.mode else {
             return;
         };
+        let broken = invariants::violated(&remote.machine);
+        if !broken.is_empty() {
+            let broken = broken.join(", ");
+            return self.violated(|| format!("{broken}: the reader of consumer {consumer}"));
+        }
         let counters = remote.machine.counters();
         if counters.chunk_crc_mismatches > remote.crc_seen {
             self.coverage.hit("reader crc mismatch");
@@ -199,6 +207,15 @@ impl World {
                 }
                 ReaderEvent::Manifest { id, view }
             }
+            ReaderOp::GetGroup(id, group) => {
+                let lost = self.fault(Trouble::LostAfter);
+                let outcome = match (lost, self.store_failure()) {
+                    (true, _) => Err(Failure::Transient("timeout".to_owned())),
+                    (false, Some(failure)) => Err(failure),
+                    (false, None) => self.read_group(consumer, group),
+                };
+                ReaderEvent::Fetched { id, outcome }
+            }
             ReaderOp::Get {
                 id,
                 fragment,
@@ -222,6 +239,30 @@ impl World {
             delay_ms,
             Event::ReaderNews(consumer, reader, ReaderNews::Event(event)),
         );
+    }
+
+    /// A whole object: its checksum is the store's to keep, so damage is noticed by the client.
+    fn read_group(&mut self, consumer: usize, group: GroupRef) -> Result<Bytes, Failure> {
+        let stream = self.consumers.get(consumer).map_or(0, |it| it.stream);
+        let object = StoredObject::Group {
+            kind: group.kind,
+            first_offset: group.first_offset,
+            uid: group.uid,
+        };
+        if self.fault(Trouble::Corrupt) {
+            self.coverage.hit("reader group corrupt");
+            if let Some(it) = self.consumers.get_mut(consumer) {
+                it.corrupted = true;
+            }
+            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+        }
+        match self.bucket.get(stream, object) {
+            Some(stored) => Ok(stored.bytes.clone()),
+            None => {
+                self.coverage.hit("reader group gone");
+                Err(Failure::NotFound("404 NoSuchKey".to_owned()))
+            }
+        }
     }
 
     pub(super) fn get_range(

@@ -149,6 +149,26 @@ impl World {
                     },
                 );
             }
+            Op::PutGroup(generation, group) => {
+                let outcome = self.put_group(uploader, &group);
+                self.answer(
+                    uploader,
+                    MachineEvent::GroupPut {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
+            Op::GetGroup(generation, object) => {
+                let outcome = self.get_group(uploader, object);
+                self.answer(
+                    uploader,
+                    MachineEvent::GroupRead {
+                        generation,
+                        outcome,
+                    },
+                );
+            }
             Op::Delete(objects) => self.delete(uploader, objects),
         }
     }
@@ -270,24 +290,57 @@ impl World {
         epoch: u64,
         root: &Root,
     ) -> Result<u32, Failure> {
+        self.put_manifest(uploader, root.encode(), |uid| StoredObject::Root {
+            epoch,
+            uid,
+        })
+    }
+
+    pub(super) fn put_group(&mut self, uploader: usize, group: &Group) -> Result<u32, Failure> {
+        let (kind, first_offset) = (group.kind, group.first_offset);
+        self.put_manifest(uploader, group.encode(), |uid| StoredObject::Group {
+            kind,
+            first_offset,
+            uid,
+        })
+    }
+
+    fn put_manifest(
+        &mut self,
+        uploader: usize,
+        bytes: Vec<u8>,
+        object_of: impl FnOnce(u32) -> StoredObject,
+    ) -> Result<u32, Failure> {
         if let Some(failure) = self.store_failure() {
             return Err(failure);
         }
         let uid = self.rng.next() as u32;
         let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
-        let object = StoredObject::Root { epoch, uid };
-        let stored = Stored {
-            bytes: Bytes::from(root.encode()),
-            next_offset: 0,
-            data_bytes: 0,
-            timeline: 0,
-        };
-        if !self.bucket.put(stream, object, stored) {
+        let object = object_of(uid);
+        if !self.bucket.put(stream, object, Stored::of_manifest(bytes)) {
             self.violated(|| {
                 format!("immutability: {object:?} was written twice with other bytes")
             });
         }
         Ok(uid)
+    }
+
+    pub(super) fn get_group(
+        &mut self,
+        uploader: usize,
+        object: StoredObject,
+    ) -> Result<Group, Failure> {
+        if let Some(failure) = self.store_failure() {
+            return Err(failure);
+        }
+        if self.fault(Trouble::Corrupt) {
+            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+        }
+        let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
+        match self.bucket.group(stream, object) {
+            Some(group) => Ok((*group).clone()),
+            None => Err(Failure::NotFound("404 NoSuchKey".to_owned())),
+        }
     }
 
     pub(super) fn commit(
@@ -331,7 +384,10 @@ impl World {
             }
             self.check_delete(stream, object);
             if self.bucket.delete(stream, object) {
-                self.coverage.hit("objects deleted");
+                self.coverage.hit(match object {
+                    StoredObject::Group { .. } => "groups deleted",
+                    StoredObject::Fragment { .. } | StoredObject::Root { .. } => "objects deleted",
+                });
             }
         }
     }

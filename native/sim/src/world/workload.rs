@@ -164,6 +164,7 @@ impl World {
         self.coverage.hit("stream deleted");
         state.metadata.delete();
         state.current = None;
+        state.flat = None;
         state.known.fill(None);
         state.uploader = None;
         self.note(|| format!("stream {stream} is deleted"));

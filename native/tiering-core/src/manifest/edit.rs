@@ -218,6 +218,11 @@ pub fn replace(
         size_bytes: 0,
         uid,
     };
+    let length = if mutant!(RebalanceSwallowsAppend) && group.kind == Kind::Group {
+        root.entries.len() - position
+    } else {
+        length
+    };
     let edit = Edit {
         position,
         length,

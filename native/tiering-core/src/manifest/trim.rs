@@ -11,6 +11,7 @@ use log_format::manifest::{Entry, Group, Kind, NO_TIMESTAMP, Root};
 
 use super::edit::{Beginning, Edit};
 use super::retention::{expired, leading_to_drop};
+use crate::mutants::mutant;
 use crate::replica_reader::RetentionBound;
 
 /// Groups that a look may need: a path to the oldest fragment and the one after it.
@@ -117,7 +118,12 @@ pub fn look(
         index: 0,
         end_offset: root.next_offset,
     }];
-    if let Err(need) = descend(&mut levels, groups, root.first_offset) {
+    let first_offset = if mutant!(ExpireInGroupTwice) {
+        0
+    } else {
+        root.first_offset
+    };
+    if let Err(need) = descend(&mut levels, groups, first_offset) {
         return need;
     }
     let Some(leaf) = levels.pop() else {
@@ -158,6 +164,15 @@ pub fn look(
             Ok(climbed) => climbed,
             Err(need) => return need,
         },
+    };
+    let (length, beginning) = match root.entries.get(1) {
+        Some(second) if mutant!(DropWholeLeadingGroup) => (1, Some(Beginning::at(second))),
+        _ => (length, beginning),
+    };
+    let beginning = if mutant!(KeepBeginningInGroup) && length == 0 {
+        Some(Beginning::of(root))
+    } else {
+        beginning
     };
     let edit = Edit {
         length,

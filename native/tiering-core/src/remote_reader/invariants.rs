@@ -1,12 +1,16 @@
 //! What must hold of a read machine after every event and after its effects were taken, one predicate per named invariant.
 
-use super::RemoteReader;
+use super::{Phase, RemoteReader};
 
 /// Names of the invariants that do not hold now; empty in a right program.
 #[must_use]
 pub fn violated(reader: &RemoteReader) -> Vec<&'static str> {
     type Check = (&'static str, fn(&RemoteReader) -> bool);
-    let checks: [Check; 2] = [("liveness", liveness), ("bounded_memory", bounded_memory)];
+    let checks: [Check; 3] = [
+        ("liveness", liveness),
+        ("bounded_memory", bounded_memory),
+        ("own_lookups", own_lookups),
+    ];
     checks
         .iter()
         .filter(|(_, holds)| !holds(reader))
@@ -32,4 +36,13 @@ pub fn bounded_memory(reader: &RemoteReader) -> bool {
     reader.is_finished()
         || reader.context.reserve_is_pending()
         || reader.held_bytes() <= reader.outstanding_bytes()
+}
+
+/// A search that starts over waits for the manifest and for nothing that an earlier one has asked for.
+#[must_use]
+pub fn own_lookups(reader: &RemoteReader) -> bool {
+    match &reader.phase {
+        Phase::Placing(placing) => placing.has_manifest() || !reader.context.lookup_owes_store(),
+        Phase::Streaming(_) | Phase::Finished => true,
+    }
 }

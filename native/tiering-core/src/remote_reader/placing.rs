@@ -28,6 +28,8 @@ pub(super) struct Placing {
     target: Start,
     /// The target is the boundary after a chunk that was delivered: nothing else will do.
     exact: bool,
+    /// What an earlier search had found and not come to yet, in front of which nothing is to be delivered.
+    skip: Option<Skip>,
     cursor: Option<FragmentCursor>,
     manifest_next_offset: u64,
 }
@@ -37,19 +39,38 @@ impl Placing {
         Self {
             target,
             exact: false,
+            skip: None,
             cursor: None,
             manifest_next_offset: 0,
         }
     }
 
     /// Goes on after a chunk that was delivered.
-    pub(super) const fn resume(expected_offset: u64) -> Self {
+    pub(super) fn resume(expected_offset: u64) -> Self {
         Self {
-            target: Start::Offset(expected_offset),
             exact: true,
-            cursor: None,
-            manifest_next_offset: 0,
+            ..Self::new(Start::Offset(expected_offset))
         }
+    }
+
+    /// Goes on with a search that had not come to its place: a time is looked for from here on, as it may not be met again in
+    /// front of it.
+    pub(super) fn resume_skipping(expected_offset: u64, skip: Skip) -> Self {
+        match skip.until {
+            Start::Offset(_) => Self {
+                exact: skip.exact,
+                ..Self::new(skip.until)
+            },
+            Start::Timestamp(_) => Self {
+                skip: Some(skip),
+                ..Self::new(Start::Offset(expected_offset))
+            },
+        }
+    }
+
+    /// Whether the manifest that it searches is known.
+    pub(super) const fn has_manifest(&self) -> bool {
+        self.cursor.is_some()
     }
 
     pub(super) fn advance(&mut self, context: &mut Context) -> Next {
@@ -108,7 +129,7 @@ impl Placing {
                 fragment,
                 DATA_START,
                 fragment.first_offset,
-                None,
+                self.skip,
             );
             return Next::Enter(Phase::Streaming(Box::new(streaming)));
         }
@@ -291,10 +312,10 @@ impl Placing {
                 "an index came and nothing waited for it",
             ));
         };
-        let skip = Skip {
+        let skip = self.skip.unwrap_or(Skip {
             until: self.target,
             exact: self.exact,
-        };
+        });
         Next::Enter(Phase::Streaming(Box::new(Streaming::new(
             context,
             cursor,

@@ -116,25 +116,25 @@ impl Streaming {
             // Nothing that is still asked for belongs to the manifest's part.
             self.cancel(context);
             return if context.ready_chunks == 0 {
-                self.search_anew()
+                self.search_anew(context)
             } else {
                 Next::Stay
             };
         }
         if idle != Idle::Full && self.ranges.is_empty() {
             if let Some(object) = self.gone {
-                context.cancel_lookup();
                 return match context.object_missing(now_ms, object) {
                     Ok(until_ms) => {
+                        let next = self.search_anew(context);
                         context.look_up_manifest_at(now_ms, until_ms);
-                        self.search_anew()
+                        next
                     }
                     Err(finish) => Next::Finish(finish),
                 };
             }
             // Only once the consumer has everything: by then the manifest may go on, and the local log is asked as late as can be.
             if self.snapshot_ended && idle == Idle::FragmentEnd && context.ready_chunks == 0 {
-                return self.search_anew();
+                return self.search_anew(context);
             }
         }
         self.retry_due_ranges(context, now_ms);
@@ -144,7 +144,9 @@ impl Streaming {
         }
     }
 
-    fn search_anew(&self) -> Next {
+    /// The place is searched from the root again; a group on the way of the old search belongs to nobody then.
+    fn search_anew(&self, context: &mut Context) -> Next {
+        context.cancel_lookup();
         if mutant!(ReaderRepeatsAfterGone) {
             let first = self
                 .fragments
@@ -152,9 +154,11 @@ impl Streaming {
                 .map_or(0, |fragment| fragment.first_offset);
             return Next::Enter(Phase::Placing(Box::new(Placing::new(Start::Offset(first)))));
         }
-        Next::Enter(Phase::Placing(Box::new(Placing::resume(
-            self.assembly.expected_offset(),
-        ))))
+        let expected_offset = self.assembly.expected_offset();
+        Next::Enter(Phase::Placing(Box::new(match self.skip {
+            None => Placing::resume(expected_offset),
+            Some(skip) => Placing::resume_skipping(expected_offset, skip),
+        })))
     }
 
     // Cutting.

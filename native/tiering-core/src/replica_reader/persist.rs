@@ -86,7 +86,9 @@ impl ReplicaReader {
 
     /// When a persist is due, if anything is to be persisted and nobody is changing the manifest.
     fn persist_at_ms(&self) -> Option<u64> {
-        if !self.mutator_is_idle() || !matches!(self.phase, Phase::Running) {
+        let idle =
+            self.mutator_is_idle() || mutant!(PersistDuringRebalance) && self.persist.is_idle();
+        if !idle || !matches!(self.phase, Phase::Running) {
             return None;
         }
         let due = if self.persist.at_once || self.persist.edits >= self.settings.persist_threshold {

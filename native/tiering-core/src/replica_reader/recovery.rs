@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use log_format::manifest::Root;
 
+use crate::mutants::mutant;
+
 use super::{Effect, Recovery, ReplicaReader, StoredObject};
 
 /// A recovery that waits: for a persist that is under way, or because the last one was not long ago.
@@ -78,6 +80,7 @@ impl ReplicaReader {
         let now_ms = self.now_ms;
         // While it waited, an earlier try of the transfer that was thought to be lost may have been answered after all.
         let is_needed = |reset: &Reset| match reset.kind {
+            Recovery::LocalLogAhead if mutant!(NeverCallOffRecovery) => true,
             Recovery::LocalLogAhead => self.is_trimmed_by(reset.floor),
             Recovery::RemoteTierAhead => true,
         };

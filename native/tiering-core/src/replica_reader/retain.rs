@@ -37,6 +37,11 @@ impl ReplicaReader {
         let total_bytes = self.manifest.total_size_bytes;
         let count =
             retention::leading_to_drop(durable, total_bytes, self.bound, self.wall_now_ms());
+        let count = if mutant!(RetainLastEntry) {
+            count.min(self.manifest.entries.len().saturating_sub(1))
+        } else {
+            count
+        };
         if count == 0 {
             return;
         }

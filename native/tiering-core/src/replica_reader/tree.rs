@@ -14,6 +14,7 @@ use super::{Effect, Failure, Phase, ReplicaReader, StoredObject};
 use crate::manifest::cut_back::CutBack;
 use crate::manifest::trim::{self, LeadingGroups, Look};
 use crate::manifest::{edit, rebalance};
+use crate::mutants::mutant;
 
 mod clearing;
 mod opening;
@@ -168,12 +169,15 @@ impl ReplicaReader {
                 Taken::Done | Taken::Waits => 0,
             };
         }
+        if mutant!(PersistDuringRebalance) && self.tree.is_rebalancing() {
+            self.maybe_persist();
+        }
     }
 
     /// The deadline of what is under way, or the time of the next retry.
     pub(super) fn tree_deadline_ms(&self) -> Option<u64> {
         if let Some(under_way) = &self.tree.under_way {
-            return Some(under_way.deadline_ms);
+            return Some(under_way.deadline_ms).filter(|_| !mutant!(ForgetGroupDeadline));
         }
         let retries = [
             &self.tree.put,
@@ -182,6 +186,7 @@ impl ReplicaReader {
             &self.tree.opening,
         ];
         let next = retries.into_iter().filter_map(|retry| retry.at_ms).min();
+        let next = next.filter(|_| !mutant!(ForgetGroupRetry));
         next.filter(|_| self.persist.is_idle())
     }
 
@@ -253,6 +258,9 @@ impl ReplicaReader {
                 }
                 for (entry, end_offset) in gone {
                     self.tree.leading.remove(&entry);
+                    if mutant!(DeleteGroupBeforePersist) {
+                        self.delete(vec![StoredObject::of(&entry)]);
+                    }
                     self.garbage.insert(StoredObject::of(&entry), end_offset);
                 }
                 self.note_edit();
@@ -307,6 +315,11 @@ impl ReplicaReader {
             position: run.position,
             group: Arc::clone(&group),
         });
+        if mutant!(NameGroupBeforePut) {
+            self.tree.under_way = None;
+            self.group_put(run.position, group, 0);
+            return Taken::Done;
+        }
         self.effects.push_back(Effect::PutGroup {
             generation,
             next_offset,
@@ -321,7 +334,8 @@ impl ReplicaReader {
 
     pub(super) fn on_group_put(&mut self, generation: u64, outcome: Result<u32, Failure>) {
         let awaited = |under_way: &mut UnderWay| {
-            under_way.ticket == generation && matches!(under_way.work, Work::Put { .. })
+            (under_way.ticket == generation || mutant!(IgnoreGroupTicket))
+                && matches!(under_way.work, Work::Put { .. })
         };
         let Some(UnderWay {
             work: Work::Put { position, group },
@@ -462,7 +476,7 @@ impl ReplicaReader {
         let Some(under_way) = &self.tree.under_way else {
             return;
         };
-        if under_way.deadline_ms > now_ms {
+        if under_way.deadline_ms > now_ms || mutant!(ForgetGroupDeadline) {
             return;
         }
         let ticket = under_way.ticket;

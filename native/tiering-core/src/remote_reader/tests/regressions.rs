@@ -17,7 +17,10 @@ fn stream() -> World {
 
 /// Four fragments in two groups beside each other: a reader of the first meets the second while it streams.
 fn two_groups() -> World {
-    let mut world = stream();
+    in_two_groups(stream())
+}
+
+fn in_two_groups(mut world: World) -> World {
     let mut root = world.root().clone();
     let group = |world: &mut World, entries: &[Entry], uid: u32| {
         let group = Group {
@@ -64,9 +67,13 @@ fn at_the_second_group() -> (Run, Request) {
     (run, group)
 }
 
-fn complete(mut run: Run) {
+fn complete(run: Run) {
+    complete_from(run, 0);
+}
+
+fn complete_from(mut run: Run, offset: u64) {
     assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 80 });
-    assert_eq!(run.delivered(), run.world.chunks_from(0));
+    assert_eq!(run.delivered(), run.world.chunks_from(offset));
 }
 
 #[track_caller]
@@ -127,6 +134,79 @@ fn a_group_on_the_way_that_is_gone_is_looked_for_in_the_manifest_of_then() {
     run.world.root = Some(Arc::new(root));
     run.answer(&group, Err(Failure::NotFound("gone".to_owned())));
     complete(run);
+}
+
+/// The log lost its end: the manifest ends inside the second fragment at 35, and goes on with what came after that.
+fn cut_back_to_35() -> World {
+    let longer = World::new(0, &[vec![(1, 100); 20], vec![(1, 100); 20]]);
+    let mut world = World::new(0, &[20, 15, 20, 20].map(|chunks| vec![(1, 100); chunks]));
+    let object = (20, 2);
+    let whole = longer.objects.get(&object).expect("the second fragment");
+    world.objects.insert(object, whole.clone());
+    let mut root = world.root().clone();
+    let cut = longer.root().entries[1];
+    root.total_size_bytes += u128::from(cut.size_bytes - root.entries[1].size_bytes);
+    root.entries[1] = cut;
+    world.root = Some(Arc::new(root));
+    world
+}
+
+#[test]
+fn a_time_that_the_part_of_a_fragment_does_not_have_is_looked_for_behind_it() {
+    // The whole object has it, the manifest's part of it ends before; chunk n is of time 10 n.
+    let mut run = Run::new(cut_back_to_35(), small(), Start::Timestamp(380));
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 75 });
+    assert_eq!(run.delivered(), run.world.chunks_from(38));
+}
+
+#[test]
+fn an_object_that_goes_while_its_beginning_is_skipped_does_not_bring_the_beginning_back() {
+    let mut run = Run::new(stream(), small(), Start::Offset(37));
+    run.answer_truly(What::Manifest);
+    // Without its index the fragment is read from its start.
+    for _ in 0..2 {
+        let index = run.take_request(What::Index);
+        run.answer(&index, Err(Failure::Corrupt("checksum".to_owned())));
+        if run.requests.is_empty() {
+            run.sleep();
+        }
+    }
+    run.answer_truly(What::Range);
+    assert!(run.delivered.is_empty() && run.queue.is_empty());
+    // It is written anew under another key.
+    let bytes = run.world.objects.remove(&(20, 2)).expect("the fragment");
+    run.world.objects.insert((20, 77), bytes);
+    let mut root = run.world.root().clone();
+    root.entries[1].uid = 77;
+    run.world.root = Some(Arc::new(root));
+    complete_from(run, 37);
+}
+
+#[test]
+fn a_group_that_is_on_its_way_when_the_manifests_part_of_a_fragment_ends_is_taken_back() {
+    let world = cut_back_to_35();
+    let mut run = Run::new(in_two_groups(world), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    run.answer_truly(What::Group);
+    // The second group stays unanswered until the reader has cut all that the manifest names of the first.
+    while run.requests.iter().any(|other| other.what == What::Range) {
+        run.answer_truly(What::Range);
+        run.consume();
+    }
+    assert_eq!(run.delivered.len(), 35);
+    let asked: Vec<_> = run
+        .asked
+        .iter()
+        .filter(|it| it.what == What::Group)
+        .collect();
+    assert_eq!(asked[1].object, (35, 101));
+    assert!(
+        run.requests
+            .iter()
+            .all(|other| other.what == What::Manifest)
+    );
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 75 });
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
 #[test]
@@ -191,6 +271,64 @@ fn bug_3_after_every_fragment_the_reader_goes_on_with_the_next_object_and_no_oth
     objects.dedup();
     assert_eq!(objects, [(0, 1), (20, 2), (40, 3), (60, 4)]);
     assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
+fn bug_7_a_request_that_timed_out_is_made_again_and_its_late_answer_is_not_taken() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    let first = run.take_request(What::Range);
+    run.answer(&first, Err(Failure::Transient("timeout".to_owned())));
+    let at_ms = run.reader.poll_timeout().expect("a time for the next try");
+    assert!(at_ms > run.now_ms && at_ms < run.now_ms + 1_000, "soon");
+    run.sleep();
+    let second = run.take_request(What::Range);
+    assert_eq!((second.start, second.end), (first.start, first.end));
+    assert_ne!(second.id, first.id);
+    run.answer(&first, Ok(Bytes::from_static(b"late, and not to be taken")));
+    assert!(run.queue.is_empty());
+    run.requests.push(second);
+    complete(run);
+}
+
+#[test]
+fn bug_47_a_reader_whose_consumer_is_fast_has_several_requests_on_their_way() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    let mut most = 0;
+    while run.finish.is_none() && !run.requests.is_empty() {
+        let ranges = run.requests.iter().filter(|it| it.what == What::Range);
+        most = most.max(ranges.count());
+        let request = run.requests[0].clone();
+        let truth = run.truth(&request);
+        run.answer(&request, truth);
+        run.consume();
+    }
+    assert!(most >= 3, "{most} at once");
+    complete(run);
+}
+
+#[test]
+fn bug_91_wrong_bytes_are_counted_fetched_again_and_end_no_more_than_their_reader() {
+    for stays in [false, true] {
+        let mut run = Run::new(stream(), small(), Start::Offset(0));
+        run.answer_truly(What::Manifest);
+        let right = run.world.objects.clone();
+        let object = run.world.objects.get_mut(&(0, 1)).expect("there");
+        let mut wrong = object.to_vec();
+        wrong[70] ^= 1;
+        *object = Bytes::from(wrong);
+        run.answer_truly(What::Range);
+        assert_eq!(run.reader.counters().chunk_crc_mismatches, 1);
+        assert!(run.queue.is_empty(), "none of it is delivered");
+        if stays {
+            failed(run.run_to_the_end(), FailureKind::Corrupt);
+            assert!(run.reader.is_finished() && run.delivered.is_empty());
+        } else {
+            run.world.objects = right;
+            complete(run);
+        }
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use log_format::manifest::{Entry, Group, Root};
 
 use super::{Retry, Work};
 use crate::manifest::cut_back::CutBack;
+use crate::mutants::mutant;
 use crate::replica_reader::{Failure, ReplicaReader};
 
 /// Tries to read a group that is not there, or not what it should be, before what it holds is given up.
@@ -31,7 +32,10 @@ impl ReplicaReader {
         match cut.step() {
             Ok(root) => Some(root),
             // Its records cannot be had, and what is in front of them does not meet the local log.
-            Err(_) if self.tree.opening.failures > OPENING_TRIES_MAX => {
+            Err(_)
+                if self.tree.opening.failures > OPENING_TRIES_MAX
+                    || mutant!(GiveUpUnreadableGroup) && self.tree.opening.failures > 0 =>
+            {
                 Some(Root::empty_at(next_offset))
             }
             Err(entry) => {
