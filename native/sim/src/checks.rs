@@ -201,6 +201,7 @@ impl World {
         let root = Arc::new(root);
         state.history.insert(pointer.revision, Arc::clone(&root));
         state.current = Some(root);
+        state.replaced = before;
         if !wrong.is_empty() {
             self.violated(|| {
                 format!(
@@ -252,16 +253,16 @@ impl World {
         }
     }
 
-    /// Deletion set: nothing that the persisted manifest names is deleted.
+    /// Deletion set: nothing that the persisted manifest names is deleted, nor the root before it.
     pub fn check_delete(&mut self, stream: usize, object: StoredObject) {
         let Some(state) = self.streams.get(stream) else {
             return;
         };
         let named = match object {
-            StoredObject::Root { epoch, uid } => state
-                .metadata
-                .pointer
-                .is_some_and(|pointer| pointer.epoch == epoch && pointer.uid == uid),
+            StoredObject::Root { epoch, uid } => [state.metadata.pointer, state.replaced]
+                .iter()
+                .flatten()
+                .any(|pointer| pointer.epoch == epoch && pointer.uid == uid),
             // The simulated streams are too short for groups; `pump` says so if one is made after all.
             StoredObject::Group { .. } => false,
             StoredObject::Fragment { first_offset, uid } => {

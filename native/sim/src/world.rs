@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use log_format::manifest::Root;
-use tiering_core::replica_reader::{self, RetentionBound};
+use tiering_core::replica_reader::{self, Pointer, RetentionBound};
 
 use crate::consumer::{Consumer, ReaderNews, ReaderOp};
 use crate::coverage::Coverage;
@@ -52,6 +52,8 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
+    /// The pointer before the last one: a replica that was told of it may be fetching its root.
+    pub replaced: Option<Pointer>,
     /// The roots that were ever persisted, by revision.
     pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
@@ -431,6 +433,7 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
+            replaced: None,
             history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),
