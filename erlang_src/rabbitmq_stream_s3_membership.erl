@@ -51,9 +51,10 @@ about it, and in the steady state of every stream the end of the matter.
 worth_asking(#{members := unknown}, _Stream) ->
     true;
 worth_asking(Cluster, #{recorded := Recorded, target := Target} = Stream) ->
-    #{members := Members, auto_remove := AutoRemove} = Cluster,
-    (AutoRemove andalso dangling(Cluster, Stream) =/= []) orelse
-        length(Recorded) < Target andalso Members -- Recorded =/= [].
+    #{members := Members, running := Running, auto_remove := AutoRemove} = Cluster,
+    %% A node that is down may leave the cluster next, and no event tells of that.
+    (AutoRemove andalso Recorded -- Running =/= []) orelse
+        (length(Recorded) < Target andalso Members -- Recorded =/= []).
 
 -doc """
 The next step. `wait`: something is to be done, or may be, and it is not known that it may be done

@@ -80,8 +80,10 @@ def node(run_dir, s3):
 
 
 def supervisors(node):
-    """Pid of the factory, how many streams it has, and its restarts that count against it."""
-    return node.broker.rpc(f"{{whereis({FACTORY}), proplists:get_value(active, supervisor:count_children({FACTORY}))}}.")
+    """Pid of the factory, and how many streams it has."""
+    text = node.broker.rpc(f"{{whereis({FACTORY}), proplists:get_value(active, supervisor:count_children({FACTORY}))}}.")
+    factory, active = text.strip("{}").split(",")
+    return factory, int(active)
 
 
 def test_a_stream_that_s3_refuses_stalls_alone(node, s3):
@@ -103,7 +105,7 @@ def test_a_stream_that_s3_refuses_stalls_alone(node, s3):
 def test_a_stream_whose_reader_keeps_dying_parks_alone_and_is_picked_up(node):
     broker = node.broker
     others = {stream: node.reader(stream) for stream in OTHERS[:5]}
-    factory, active = supervisors(node).strip("{}").split(",")
+    factory, active = supervisors(node)
     started = broker.counter("readers_started")
     stream_id = broker.stream_id(KILLED)
     # Beyond its budget: each reader as soon as it is there, until its supervisor has given up.
@@ -118,9 +120,9 @@ def test_a_stream_whose_reader_keeps_dying_parks_alone_and_is_picked_up(node):
         "   end end,"
         " Kill(Kill, 0) end."
     )
-    assert gave_up == "{4,shutdown}", gave_up
+    assert gave_up.replace(" ", "") == "{4,shutdown}", gave_up
     assert broker.counter("readers_started") == started + 3
-    assert supervisors(node) == f"{{{factory},{int(active) - 1}}}"
+    assert supervisors(node) == (factory, active - 1)
     assert node.reader(KILLED) == "undefined"
     node.publish(node.count)
     node.wait_durable([REFUSED, *OTHERS])
@@ -129,7 +131,7 @@ def test_a_stream_whose_reader_keeps_dying_parks_alone_and_is_picked_up(node):
     # What the timer sends each minute.
     broker.rpc("rabbitmq_stream_s3_reconciler ! tick.")
     node.wait_durable([KILLED])
-    assert supervisors(node) == f"{{{factory},{active}}}"
+    assert supervisors(node) == (factory, active)
     verify(consume(broker, KILLED, node.count[KILLED]), 0, node.count[KILLED], SIZE)
 
 
@@ -140,7 +142,7 @@ def test_a_damaged_root_parks_its_stream_and_the_others_upload_on(node, s3):
     for key, body in whole.items():
         s3.put(key, b"\0" * len(body))
     # It is read again only by a reader that starts.
-    broker.rpc(f"exit({node.reader(KILLED).replace('<', 'list_to_pid(\"<').replace('>', '>\")')}, kill).")
+    broker.rpc(f'exit(list_to_pid("{node.reader(KILLED)}"), kill).')
     wait_until(lambda: broker.stream_status(KILLED)["problem_kind"] == "manifest", 60, "the problem is shown")
     node.publish(node.count)
     node.wait_durable([REFUSED, *OTHERS])
@@ -157,5 +159,5 @@ def test_disabled_and_enabled_again_all_streams_go_on(node):
     node.publish(node.count)
     broker.plugins("enable", "rabbitmq_stream_s3")
     node.wait_durable(node.count)
-    assert supervisors(node).endswith(f",{len(node.count)}}}")
+    assert supervisors(node)[1] == len(node.count)
     assert broker.counter("native_panics") == 0

@@ -78,6 +78,19 @@ examples_test_() ->
 add(Node, Member, #{coordinated := Coordinated} = Stream) ->
     Stream#{coordinated := Coordinated#{Node => Member}}.
 
+worth_asking_test_() ->
+    Down = (cluster())#{running := [a, b], connected := [b]},
+    [
+        ?_assertNot(?M:worth_asking(cluster(), stream([a, b, c]))),
+        ?_assertNot(?M:worth_asking(cluster(), stream([a, b], 2))),
+        ?_assert(?M:worth_asking(cluster(), stream([a, b]))),
+        ?_assert(?M:worth_asking((cluster())#{members := unknown}, stream([a, b, c]))),
+        %% Its node may leave the cluster any moment.
+        ?_assert(?M:worth_asking(Down, stream([a, b, c]))),
+        ?_assertEqual({wait, member_down}, ?M:decide(Down, stream([a, b, c]))),
+        ?_assertNot(?M:worth_asking(Down#{auto_remove := false}, stream([a, b, c])))
+    ].
+
 whatever_is_known_nothing_unsafe_is_decided_test_() ->
     {timeout, 120, fun() ->
         _ = rand:seed(exsss, {1, 2, 3}),

@@ -70,11 +70,7 @@ fn bug_21_a_recovery_leaves_no_orphans_neither_named_ones_nor_ones_that_waited_f
     rig.published();
     assert_eq!(
         rig.deleted(),
-        [
-            fragment(0, 1),
-            fragment(20, 2),
-            fragment(60, 5)
-        ]
+        [fragment(0, 1), fragment(20, 2), fragment(60, 5)]
     );
 }
 
