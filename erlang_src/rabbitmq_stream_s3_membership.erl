@@ -50,7 +50,7 @@ about it, and in the steady state of every stream the end of the matter.
 -spec worth_asking(cluster(), stream()) -> boolean().
 worth_asking(#{members := unknown}, _Stream) ->
     true;
-worth_asking(Cluster, #{recorded := Recorded, target := Target} = Stream) ->
+worth_asking(Cluster, #{recorded := Recorded, target := Target}) ->
     #{members := Members, running := Running, auto_remove := AutoRemove} = Cluster,
     %% A node that is down may leave the cluster next, and no event tells of that.
     (AutoRemove andalso Recorded -- Running =/= []) orelse

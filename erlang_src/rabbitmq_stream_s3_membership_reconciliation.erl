@@ -32,6 +32,8 @@ in a task, because cluster and coordinator may take their time; one at a time.
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 %% Each change restarts a stream: not all streams of a node at once.
 -define(CHANGES_PER_ROUND_MAX, 16).
+%% Everything in it has a time limit; all together should not be without one.
+-define(ROUND_MAX_MS, 600_000).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
@@ -67,6 +69,9 @@ handle_cast(_Unknown, State) ->
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info(look, State) ->
     {noreply, start_round(State#state{timer = undefined})};
+handle_info({overdue, Task, Pid}, #state{task = Task} = State) ->
+    true = exit(Pid, kill),
+    {noreply, State};
 handle_info({nodeup, Node}, State) ->
     {noreply, soon({nodeup, Node}, State)};
 handle_info({nodedown, Node}, State) ->
@@ -109,7 +114,8 @@ schedule(Setting, #state{timer = Timer} = State) ->
 %% The result travels as the exit reason: one message says done or crashed.
 -dialyzer({nowarn_function, start_round/1}).
 start_round(#state{task = undefined} = State) ->
-    {_Pid, Task} = spawn_monitor(fun() -> exit({round, round()}) end),
+    {Pid, Task} = spawn_monitor(fun() -> exit({round, round()}) end),
+    _ = erlang:send_after(?ROUND_MAX_MS, self(), {overdue, Task, Pid}),
     State#state{task = Task};
 start_round(State) ->
     State#state{again = true}.

@@ -7,7 +7,8 @@ import pytest
 
 from stream_s3_e2e import records
 from stream_s3_e2e.broker import TOP
-from stream_s3_e2e.consume import consume, decode
+from stream_s3_e2e.amqp10 import decode
+from stream_s3_e2e.consume import consume
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
 from stream_s3_e2e.s3 import S3Test

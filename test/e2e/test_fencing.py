@@ -89,14 +89,14 @@ def test_a_commit_that_comes_after_the_next_writer_s_is_refused(cluster, s3):
     leader, target = cluster.leader(), cluster.replicas()[0]
     epoch, _, revision = pointer(leader)
     unsettled(cluster, s3, leader, "held-commit")
-    reader = leader.rpc(reader_of(leader)).strip("<>")
-    leader.rpc(f'sys:suspend(list_to_pid("<{reader}>")).')
+    reader = reader_of(leader).rstrip(".")
+    assert leader.rpc(f"sys:suspend({reader}).") == "ok"
     s3.release("held-commit")
 
     def asked():
         text = leader.rpc(
-            f'[{{E, U, R}} || {{rabbitmq_stream_s3, _, {{commit_pointer, E, U, R}}}} <-'
-            f' element(2, process_info(list_to_pid("<{reader}>"), messages))].'
+            "[{E, U, R} || {rabbitmq_stream_s3, _, {commit_pointer, E, U, R}} <-"
+            f" element(2, process_info({reader}, messages))]."
         )
         return re.findall(r"\{(\d+), *(\d+), *(\d+)\}", text)
 
@@ -116,7 +116,7 @@ def test_a_commit_that_comes_after_the_next_writer_s_is_refused(cluster, s3):
     assert outcome == "conflict"
     assert leader.counter("pointer_writes_conflict") == conflicts + 1
     assert pointer(leader) == moved
-    leader.rpc(f'sys:resume(list_to_pid("<{reader}>")).')
+    assert leader.rpc(f"sys:resume({reader}).") == "ok"
     wait_until(lambda: leader.rpc(reader_of(leader)) == "undefined", 30, "the deposed one has stood down")
     assert pointer(leader) == moved
     check(cluster, s3, epoch)

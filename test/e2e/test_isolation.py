@@ -1,5 +1,7 @@
 """One stream that cannot be helped parks alone: 200 others upload on, and it is picked up when it is healed."""
 
+import re
+
 import pytest
 
 from stream_s3_e2e.consume import consume
@@ -33,13 +35,14 @@ class Node:
         """All that was published there is durable."""
 
         def behind():
-            text = self.broker.rpc(
-                "[{I, maps:get(next_offset, R)} || {I, #{} = R} <- ets:tab2list(rabbitmq_stream_s3_manifest_cache)]."
+            # By way of a file: what a call prints has lines of eighty characters.
+            path = self.broker.run_dir / "ends"
+            self.broker.rpc(
+                f'file:write_file("{path}", [io_lib:format("~ts ~b~n", [I, maps:get(next_offset, R)])'
+                " || {I, #{} = R} <- ets:tab2list(rabbitmq_stream_s3_manifest_cache)])."
             )
-            ends = {}
-            for part in text.split("{")[1:]:
-                name, end = part.split(",")[:2]
-                ends[name.split("__", 1)[1].rsplit("_", 1)[0]] = int(end.split("}")[0])
+            found = re.findall(r"^__(\w+)_\d+ (\d+)$", path.read_text(), re.M)
+            ends = {name: int(end) for name, end in found}
             return [stream for stream in streams if ends.get(stream, 0) < self.count[stream]]
 
         def durable():
@@ -49,11 +52,13 @@ class Node:
 
         wait_until(durable, 120, "all streams durable", every=0.5)
 
+    def lookup(self, stream):
+        """An expression: the stream's replica reader."""
+        return f'rabbitmq_stream_s3_registry:whereis_name({{<<"{self.broker.stream_id(stream)}">>, node()}})'
+
     def reader(self, stream):
         """The stream's replica reader, as text."""
-        return self.broker.rpc(
-            f'rabbitmq_stream_s3_registry:whereis_name({{<<"{self.broker.stream_id(stream)}">>, node()}}).'
-        )
+        return self.broker.rpc(self.lookup(stream) + ".")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +147,7 @@ def test_a_damaged_root_parks_its_stream_and_the_others_upload_on(node, s3):
     for key, body in whole.items():
         s3.put(key, b"\0" * len(body))
     # It is read again only by a reader that starts.
-    broker.rpc(f'exit(list_to_pid("{node.reader(KILLED)}"), kill).')
+    broker.rpc(f"exit({node.lookup(KILLED)}, kill).")
     wait_until(lambda: broker.stream_status(KILLED)["problem_kind"] == "manifest", 60, "the problem is shown")
     node.publish(node.count)
     node.wait_durable([REFUSED, *OTHERS])
