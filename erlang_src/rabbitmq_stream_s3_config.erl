@@ -197,7 +197,12 @@ table() ->
         {read_resolve_timeout_ms, 5_000, within(0, 600_000)},
         {verify_crc_on_read, true, fun boolean/1},
         {reconciliation_interval_ms, 60_000, within(1_000, 24 * 3_600_000)},
-        {bucket_check_interval_ms, 300_000, zero_or_within(1_000, 24 * 3_600_000)}
+        {bucket_check_interval_ms, 300_000, zero_or_within(1_000, 24 * 3_600_000)},
+        {membership_enabled, false, fun boolean/1},
+        {membership_interval_ms, 3_600_000, within(1_000, 7 * 24 * 3_600_000)},
+        {membership_trigger_interval_ms, 10_000, within(1_000, 3_600_000)},
+        {membership_auto_remove, false, fun boolean/1},
+        {membership_target_group_size, 0, within(0, 255)}
     ].
 
 %% Uploads are bound by the network; more threads would only take cores from the broker.

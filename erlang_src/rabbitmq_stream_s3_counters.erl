@@ -31,7 +31,11 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {stream_problems, 14, counter, "Problems reported by streams, once per change"},
     {bucket_checks, 15, counter, "Answers to the periodic check of the bucket"},
     {pointer_moves_received, 16, counter, "Persisted manifests that writers on other nodes told of"},
-    {pointer_moves_missed, 17, counter, "Persisted manifests found by looking, not told"}
+    {pointer_moves_missed, 17, counter, "Persisted manifests found by looking, not told"},
+    {membership_rounds, 18, counter, "Rounds of membership reconciliation"},
+    {membership_replicas_added, 19, counter, "Replicas of streams added by it"},
+    {membership_replicas_removed, 20, counter, "Replicas on nodes that are gone removed by it"},
+    {membership_changes_refused, 21, counter, "Changes of members that RabbitMQ refused for now"}
 ]).
 
 -type name() :: atom().

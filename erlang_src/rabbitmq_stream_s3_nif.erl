@@ -4,6 +4,8 @@
 %% calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is replaced with it.
 -module(rabbitmq_stream_s3_nif).
 
+-include_lib("kernel/include/file.hrl").
+
 -export([interface_version/0,
          engine_open/3,
          engine_close/1,
@@ -107,7 +109,38 @@ load() ->
             Priv ->
                 Priv
         end,
-    erlang:load_nif(filename:join(Dir, "rabbitmq_stream_s3_nif"), 0).
+    Path = filename:join(Dir, "rabbitmq_stream_s3_nif"),
+    case erlang:load_nif(Path, 0) of
+        ok -> leave_to_others(Path ++ ".so");
+        {error, _} = Error -> Error
+    end.
+
+%% RabbitMQ unpacks an archive over what it has unpacked before. Writing into a file that is mapped
+%% takes the code from under the threads that run it, and the node with them. So the path gets a copy,
+%% and the mapped file has no name any more by which anybody could reach it.
+leave_to_others(File) ->
+    case application:get_env(rabbit, plugins_expand_dir) of
+        {ok, Unpacked} when is_list(Unpacked) ->
+            case lists:prefix(filename:absname(Unpacked), filename:absname(File)) of
+                true -> replace_by_copy(File);
+                false -> ok
+            end;
+        _NotInABroker ->
+            ok
+    end.
+
+replace_by_copy(File) ->
+    Copy = File ++ ".copy." ++ os:getpid(),
+    maybe
+        {ok, _Bytes} ?= file:copy(File, Copy),
+        {ok, #file_info{mode = Mode}} ?= file:read_file_info(File, [raw]),
+        ok ?= file:change_mode(Copy, Mode band 8#7777),
+        ok ?= file:rename(Copy, File)
+    else
+        {error, _CannotBeWritten} ->
+            _ = file:delete(Copy),
+            ok
+    end.
 
 -spec interface_version() -> pos_integer().
 interface_version() ->

@@ -187,7 +187,8 @@ native_gauges() ->
         streams_open,
         remote_readers,
         lent_chunks,
-        lent_bytes
+        lent_bytes,
+        native_memory_bytes
     ].
 
 help(Name) ->

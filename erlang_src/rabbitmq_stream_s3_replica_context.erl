@@ -147,10 +147,16 @@ fetched(#context{work = {fetching, What, Confirmed}, floor = Floor} = Context) -
             }}
     end.
 
--doc "It is not: the pointer is read again after a pause, unless a newer one has been announced.".
+-doc """
+It is not: the pointer is read again after a pause, unless a newer one has been announced. At once the
+first time that the root is gone: then two persists were faster than this node, and the pointer has
+moved.
+""".
 -spec failed(atom(), t()) -> {wait, pos_integer(), t()} | {idle, t()}.
 failed(stale, #context{resolved = Resolved} = Context) when Resolved =/= undefined ->
     {idle, Context#context{work = idle}};
+failed(not_found, #context{failures = 0} = Context) ->
+    {idle, or_read(Context#context{work = idle, failures = 1})};
 failed(_Kind, Context) ->
     wait(Context).
 
@@ -182,16 +188,14 @@ want(Pointer, #context{work = waiting} = Context) ->
 want(Pointer, Context) ->
     Context#context{wanted = Pointer}.
 
-wait(#context{failures = Failures, wanted = Wanted0} = Context) ->
-    Wanted =
-        case Wanted0 of
-            none -> read;
-            _ -> Wanted0
-        end,
+or_read(#context{wanted = none} = Context) -> Context#context{wanted = read};
+or_read(Context) -> Context.
+
+wait(#context{failures = Failures} = Context) ->
     Full = min(?MAX_DELAY_MS, ?BASE_DELAY_MS bsl min(Failures, 10)),
     %% Half of it is chance: all streams of a node fail at once.
     Delay = Full div 2 + rand:uniform(Full div 2),
-    {wait, Delay, Context#context{work = waiting, wanted = Wanted, failures = Failures + 1}}.
+    {wait, Delay, (or_read(Context))#context{work = waiting, failures = Failures + 1}}.
 
 newest(#context{wanted = Wanted, work = Work} = Context) ->
     Fetching =

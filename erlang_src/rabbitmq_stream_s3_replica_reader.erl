@@ -38,6 +38,11 @@ starts anew.
 -type event() :: {atom(), term()} | {atom(), term(), term()} | cut.
 -type task() :: pointer | anchor | pointer_committed.
 
+%% Local trimming moves the floor without a notification. Twice as late each time that nothing has
+%% happened; while records come it is looked at with them.
+-define(LOOK_AGAIN_MIN_MS, 5_000).
+-define(LOOK_AGAIN_MAX_MS, 80_000).
+
 -record(state, {
     stream_id :: stream_id(),
     writer :: pid(),
@@ -50,15 +55,14 @@ starts anew.
     tasks = #{} :: #{reference() => {task(), pid()}},
     unsent = [] :: [event()],
     range :: rabbitmq_stream_s3:range() | undefined,
-    problems = #{} :: #{atom() => binary()}
+    problems = #{} :: #{atom() => binary()},
+    look_again_ms = ?LOOK_AGAIN_MIN_MS :: pos_integer()
 }).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(LISTEN_PAUSE_MS, 20).
 -define(OPEN_RETRY_MS, 1_000).
 -define(BUSY_RETRY_MS, 50).
-%% Local trimming moves the floor without a notification.
--define(LOOK_AGAIN_MS, 5_000).
 
 -spec start_link(pid(), rabbitmq_stream_s3:member_info()) -> gen_server:start_ret().
 start_link(Writer, #{stream_id := StreamId} = Info) ->
@@ -113,7 +117,7 @@ init({Writer, #{stream_id := StreamId} = Info}) ->
     process_flag(trap_exit, true),
     _ = monitor(process, Writer),
     ok = rabbitmq_stream_s3_counters:add(readers_started),
-    _ = erlang:send_after(?LOOK_AGAIN_MS, self(), look_again),
+    _ = erlang:send_after(?LOOK_AGAIN_MIN_MS, self(), look_again),
     State = #state{stream_id = StreamId, writer = Writer, info = Info},
     ok = publish(State),
     {ok, State, {continue, open}}.
@@ -149,15 +153,22 @@ handle_cast(republish, #state{range = Range, stream_id = StreamId} = State) ->
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
--spec handle_info(term(), #state{}) -> {noreply, #state{}} | {stop, term(), #state{}}.
+-spec handle_info(term(), #state{}) -> {noreply, #state{}} | {noreply, #state{}, hibernate} | {stop, term(), #state{}}.
 handle_info({osiris_offset, _Reference, _Offset}, State) ->
     _ = erlang:send_after(?LISTEN_PAUSE_MS, self(), listen),
     {noreply, State#state{listening = false}};
 handle_info(listen, State) ->
     {noreply, listen(look(State))};
-handle_info(look_again, State) ->
-    _ = erlang:send_after(?LOOK_AGAIN_MS, self(), look_again),
-    {noreply, look(State)};
+handle_info(look_again, #state{sent = Sent, look_again_ms = Before} = State) ->
+    Looked = look(State),
+    Ms =
+        case Looked of
+            #state{sent = Sent} -> min(?LOOK_AGAIN_MAX_MS, 2 * Before);
+            _SomethingNew -> ?LOOK_AGAIN_MIN_MS
+        end,
+    _ = erlang:send_after(Ms, self(), look_again),
+    %% A thousand idle streams should not each keep what the start of theirs has needed.
+    {noreply, Looked#state{look_again_ms = Ms}, hibernate};
 handle_info({rabbitmq_stream_s3, Ref, Push}, #state{ref = Ref} = State) ->
     handle_push(Push, State);
 handle_info({'DOWN', _Ref, process, Writer, _Reason}, #state{writer = Writer} = State) ->

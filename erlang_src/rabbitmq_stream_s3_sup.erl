@@ -47,7 +47,9 @@ children(active) ->
             shutdown => infinity,
             type => supervisor
         },
-        worker(rabbitmq_stream_s3_reconciler)
+        worker(rabbitmq_stream_s3_reconciler),
+        %% `ignore` unless it is enabled.
+        worker(rabbitmq_stream_s3_membership_reconciliation)
     ].
 
 worker(Module) ->

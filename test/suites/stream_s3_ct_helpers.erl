@@ -341,7 +341,8 @@ segments(#{data_dir := Dir}, Stream) ->
 wait_until(What, Condition) ->
     wait_until(What, Condition, 30_000).
 
-%% Polls a condition until it holds; fails with What when time is up.
+%% Polls a condition until it holds; fails with What when time is up. Not an event, because what is
+%% waited for is of another operating system process, most of it of stock code: nobody would send one.
 -spec wait_until(string(), fun(() -> boolean()), timeout()) -> ok.
 wait_until(What, Condition, TimeoutMs) ->
     wait_for(What, Condition, erlang:monotonic_time(millisecond) + TimeoutMs).

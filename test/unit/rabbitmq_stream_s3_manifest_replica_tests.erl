@@ -22,6 +22,8 @@ replica_test_() ->
             {"what is not newer is no news", fun stale/0},
             {"one fetch at a time, the newest wins", fun coalesces/0},
             {"a failed fetch reads the pointer again", fun failed/0},
+            {"a root that is gone: the pointer is read at once, and then in peace", fun gone/0},
+            {"a damaged manifest is its own stream's trouble", fun poisoned/0},
             {"news ends the pause after a failure", fun news_in_pause/0},
             {"a missed message is caught by the look", fun look/0},
             {"what is taken back is not believed", fun taken_back/0},
@@ -323,6 +325,49 @@ failed() ->
     answer(From, {error, not_found, <<"404">>}),
     wait({read, ?ID}),
     answer({1, 9, 7}).
+
+gone() ->
+    C = rabbitmq_stream_s3_replica_context,
+    {read, Reading} = C:next(C:new()),
+    {fetch, {1, 7, 5}, Fetching} = C:pointer_read({ok, {1, 7, 5}}, Reading),
+    {idle, Gone} = C:failed(not_found, Fetching),
+    {read, ReadingAgain} = C:next(Gone),
+    {fetch, {1, 8, 6}, FetchingAgain} = C:pointer_read({ok, {1, 8, 6}}, ReadingAgain),
+    {wait, Ms, Waiting} = C:failed(not_found, FetchingAgain),
+    ?assert(Ms >= 500),
+    none = C:next(Waiting),
+    {read, Last} = C:next(C:waited(Waiting)),
+    {fetch, {1, 8, 6}, FetchingLast} = C:pointer_read({ok, {1, 8, 6}}, Last),
+    {ok, Known} = C:fetched(FetchingLast),
+    ?assertEqual({6, 0}, {C:revision(Known), C:failures(Known)}),
+    %% What has been announced meanwhile needs no reading.
+    {fetch, {1, 9, 7}, FetchingNews} = C:next(C:announced({1, 9, 7}, Known)),
+    {idle, GoneToo} = C:failed(not_found, C:announced({1, 10, 8}, FetchingNews)),
+    {fetch, {1, 10, 8}, _} = C:next(GoneToo).
+
+poisoned() ->
+    _ = known({1, 7, 5}),
+    Other = <<"other">>,
+    _ = member(acceptor, Other),
+    Bad = receive
+        {resolve, First, Other, {1, 7, 5}} -> First
+    after 10_000 -> error(not_asked)
+    end,
+    answer(Bad, {error, corrupt, <<"not a root">>}),
+    moved({1, 8, 6}),
+    answer({1, 8, 6}),
+    ?assertEqual({ok, range({1, 8, 6})}, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?REPLICA:range(Other)),
+    %% It is asked for again, for ever.
+    receive
+        {resolve, Second, Other, {1, 7, 5}} ->
+            Pointer = {1, 7, 5},
+            gen_server:cast(?REPLICA, {pointer_moved, Other, Pointer, 1, 'writer@elsewhere'}),
+            answer(Second, {resolved, range(Pointer)}),
+            Range = range(Pointer),
+            wait({evaluated, {ok, Range}, [{max_bytes, 1}]})
+    after 10_000 -> error(not_asked_again)
+    end.
 
 news_in_pause() ->
     _ = known({1, 7, 5}),

@@ -9,7 +9,7 @@ native_gauges_test() ->
         Source, "\\(gauge\\)\\.\\s+([a-z_]+),", [global, {capture, all_but_first, list}]
     ),
     %% Of the library, not of one engine.
-    Library = [lent_chunks, lent_bytes],
+    Library = [lent_chunks, lent_bytes, native_memory_bytes],
     ?assertEqual(
         lists:sort([list_to_atom(Name) || [Name] <- Marked] ++ Library),
         lists:sort(rabbitmq_stream_s3_prometheus_collector:native_gauges())

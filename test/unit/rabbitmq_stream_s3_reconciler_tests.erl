@@ -44,8 +44,16 @@ a_member_that_hangs_is_found_test_() ->
         ?CACHE = ets:new(?CACHE, [named_table, public]),
         Row = {Member, "/some/where", "name", shared, Reference, fun(_) -> ok end},
         true = ets:insert(?CACHE, Row),
+        1 = erlang:trace(Replica, true, ['receive']),
         {ok, Reconciler} = rabbitmq_stream_s3_reconciler:start_link(),
-        ?assertMatch(#{<<"name">> := {acceptor, Member, #{dir := "/some/where"}}}, members(1000)),
+        receive
+            {trace, Replica, 'receive', {'$gen_cast', {register_member, acceptor, Member, _}}} -> ok
+        after 30_000 -> error(not_found)
+        end,
+        ?assertMatch(
+            #{<<"name">> := {acceptor, Member, #{dir := "/some/where"}}},
+            rabbitmq_stream_s3_manifest_replica:members()
+        ),
         %% Another round keeps what is known, and asks nobody either.
         ok = rabbitmq_stream_s3_reconciler:reconcile(),
         ?assertEqual({error, unknown_call}, gen_server:call(Reconciler, are_you_there)),
@@ -56,15 +64,6 @@ a_member_that_hangs_is_found_test_() ->
         ok = application:unset_env(rabbitmq_stream_s3, bucket),
         ok = application:unset_env(rabbitmq_stream_s3, region)
     end}.
-
-members(Left) when Left > 0 ->
-    case rabbitmq_stream_s3_manifest_replica:members() of
-        Members when map_size(Members) > 0 ->
-            Members;
-        _NotYet ->
-            timer:sleep(10),
-            members(Left - 1)
-    end.
 
 end_of(Pid) ->
     true = unlink(Pid),

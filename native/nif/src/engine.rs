@@ -15,7 +15,7 @@ use crate::codec::{OffsetOrNone, counters, string, text};
 use crate::message::Mailbox;
 use crate::owner;
 use crate::resources::{self, EngineResource};
-use crate::{atoms, errors};
+use crate::{atoms, errors, memory};
 
 /// Most keys in one `delete_objects`.
 const DELETE_KEYS_MAX: usize = tiering_runtime::remote_tier::KEYS_MAX;
@@ -85,6 +85,7 @@ pub(crate) fn stats(env: Env<'_>, handle: ResourceArc<EngineResource>) -> NifRes
         ),
         ("lent_chunks", resources::lent_chunks()),
         ("lent_bytes", resources::lent_bytes()),
+        ("native_memory_bytes", memory::in_use_bytes()),
     ];
     counters(env, handle.engine.stats().into_iter().chain(own))
 }

@@ -295,6 +295,7 @@ impl World {
         state.history.insert(pointer.revision, Arc::clone(&root));
         state.current = Some(root);
         state.flat = Some(flat);
+        state.replaced = before;
         if !wrong.is_empty() {
             self.violated(|| {
                 format!(
@@ -378,16 +379,16 @@ impl World {
         }
     }
 
-    /// Deletion set: nothing that the persisted manifest names is deleted.
+    /// Deletion set: nothing that the persisted manifest names is deleted, nor the root before it.
     pub fn check_delete(&mut self, stream: usize, object: StoredObject) {
         let Some(state) = self.streams.get(stream) else {
             return;
         };
         let named = match object {
-            StoredObject::Root { epoch, uid } => state
-                .metadata
-                .pointer
-                .is_some_and(|pointer| pointer.epoch == epoch && pointer.uid == uid),
+            StoredObject::Root { epoch, uid } => [state.metadata.pointer, state.replaced]
+                .iter()
+                .flatten()
+                .any(|pointer| pointer.epoch == epoch && pointer.uid == uid),
             StoredObject::Group { .. } | StoredObject::Fragment { .. } => {
                 state.flat.as_ref().is_some_and(|flat| flat.names(&object))
             }

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use log_format::manifest::Root;
-use tiering_core::replica_reader::{self, RetentionBound};
+use tiering_core::replica_reader::{self, Pointer, RetentionBound};
 
 use crate::checks::tree::Flat;
 use crate::consumer::{Consumer, ReaderNews, ReaderOp};
@@ -53,8 +53,13 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
+<<<<<<< HEAD
     /// The same, with its groups taken apart.
     pub flat: Option<Flat>,
+=======
+    /// The pointer before the last one: a replica that was told of it may be fetching its root.
+    pub replaced: Option<Pointer>,
+>>>>>>> members
     /// The roots that were ever persisted, by revision.
     pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
@@ -440,7 +445,11 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
+<<<<<<< HEAD
             flat: None,
+=======
+            replaced: None,
+>>>>>>> members
             history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),

@@ -78,6 +78,8 @@ mod active {
         KeepManifestOnConflict,
         /// The old root is deleted although the new one is not committed.
         DeleteOldRootEarly,
+        /// The replaced root is deleted with the persist that replaces it, under the hands of a replica that fetches it.
+        DeleteReplacedRootAtOnce,
         /// The garbage of a lost race is deleted at once, and with it what the pointer may name.
         DeleteGarbageOnConflict,
         /// One fragment more than the bound asks for is dropped.

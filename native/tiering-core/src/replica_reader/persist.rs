@@ -67,6 +67,8 @@ pub(super) struct Persist {
     pub(super) at_once: bool,
     /// The next edit is to be persisted at once.
     pub(super) next_edit_at_once: bool,
+    /// The root before the persisted one. Kept for one more persist: who has just been told of it may be fetching it.
+    pub(super) replaced: Option<StoredObject>,
     retry_at_ms: Option<u64>,
     failures: u32,
 }
@@ -342,9 +344,10 @@ impl ReplicaReader {
         if let Some(UnderWay { work, .. }) = self.persist.under_way.take() {
             self.keep_for_later(work);
         }
-        let failures = self.persist.failures;
+        let (failures, replaced) = (self.persist.failures, self.persist.replaced);
         self.persist = Persist {
             failures,
+            replaced,
             ..Persist::default()
         };
         self.problems.clear(ProblemKind::Persist);
@@ -359,26 +362,26 @@ impl ReplicaReader {
             ..
         } = work;
         let Some(uid) = uid else { return };
-        let (new, old) = (
-            Pointer {
-                epoch: self.epoch,
-                uid,
-                revision,
-            },
-            self.pointer,
-        );
-        if let Some(old) = old {
-            let root = StoredObject::Root {
-                epoch: old.epoch,
-                uid: old.uid,
-            };
-            garbage.insert(root, 0);
-        }
+        let new = Pointer {
+            epoch: self.epoch,
+            uid,
+            revision,
+        };
+        let root_of = |pointer: Pointer| StoredObject::Root {
+            epoch: pointer.epoch,
+            uid: pointer.uid,
+        };
         // By chance the same key again: then it is the live root.
-        garbage.remove(&StoredObject::Root {
-            epoch: new.epoch,
-            uid: new.uid,
-        });
+        let replaced = self
+            .pointer
+            .map(root_of)
+            .filter(|root| *root != root_of(new));
+        let unread = match mutant!(DeleteReplacedRootAtOnce) {
+            true => replaced,
+            false => std::mem::replace(&mut self.persist.replaced, replaced),
+        };
+        garbage.extend(unread.map(|root| (root, 0)));
+        garbage.remove(&root_of(new));
         self.pointer = Some(new);
         self.persisted = root;
         self.diverged = false;

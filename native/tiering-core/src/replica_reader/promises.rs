@@ -24,8 +24,8 @@ pub fn broken_by(machine: &ReplicaReader, effect: &Effect) -> Vec<&'static str> 
         .collect()
 }
 
-/// Deletion set: nothing is deleted that the persisted manifest names, nor the root that the pointer names, nor what the
-/// next persist would name.
+/// Deletion set: nothing is deleted that the persisted manifest names, nor the root that the pointer names, nor the one that it
+/// named before, nor what the next persist would name.
 #[must_use]
 pub fn deletion_set(machine: &ReplicaReader, effect: &Effect) -> bool {
     let Effect::Delete { objects } = effect else {
@@ -35,7 +35,8 @@ pub fn deletion_set(machine: &ReplicaReader, effect: &Effect) -> bool {
         if let StoredObject::Root { epoch, uid } = object {
             return machine
                 .pointer
-                .is_some_and(|pointer| (pointer.epoch, pointer.uid) == (*epoch, *uid));
+                .is_some_and(|pointer| (pointer.epoch, pointer.uid) == (*epoch, *uid))
+                || machine.persist.replaced == Some(*object);
         }
         let entries = [&machine.persisted.entries, &machine.manifest.entries];
         entries

@@ -170,11 +170,12 @@ impl ProblemKind {
     }
 }
 
-/// All problems there are; only the first is told, and only when it changes.
+/// All problems there are. Only the first is told, once for as long as it is of the same kind: the text of each retry may be
+/// another one, and the status has the newest.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Problems {
     present: BTreeMap<ProblemKind, String>,
-    told: Option<Problem>,
+    told: Option<ProblemKind>,
 }
 
 impl Problems {
@@ -241,9 +242,10 @@ impl ReplicaReader {
 
     /// Tells the operator if what there is to tell has changed.
     pub(super) fn tell_problem(&mut self) {
-        let problem = self.problems.current();
-        if problem != self.problems.told {
-            self.problems.told.clone_from(&problem);
+        let kind = self.problems.present.keys().next().copied();
+        if kind != self.problems.told {
+            self.problems.told = kind;
+            let problem = self.problems.current();
             self.effects.push_back(Effect::Problem { problem });
         }
     }

@@ -70,12 +70,7 @@ fn bug_21_a_recovery_leaves_no_orphans_neither_named_ones_nor_ones_that_waited_f
     rig.published();
     assert_eq!(
         rig.deleted(),
-        [
-            fragment(0, 1),
-            fragment(20, 2),
-            fragment(60, 5),
-            root_object(100)
-        ]
+        [fragment(0, 1), fragment(20, 2), fragment(60, 5)]
     );
 }
 
@@ -194,11 +189,8 @@ fn bug_75_edits_are_persisted_in_the_order_in_which_they_were_made() {
     }));
     rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
     assert_eq!(rig.published(), (Arc::clone(&during), 2));
-    assert_eq!(
-        rig.deleted(),
-        [root_object(100)],
-        "what retention drops is still named by what was persisted"
-    );
+    // What retention drops is still named by what was persisted.
+    rig.quiet_of_deletes();
     let next = rig.put_root(Ok(102));
     assert!(
         manifest::prefix_monotonicity(&during, &next) && next.first_offset > during.first_offset
@@ -207,7 +199,7 @@ fn bug_75_edits_are_persisted_in_the_order_in_which_they_were_made() {
     assert_eq!(rig.published().1, 3);
     assert_eq!(
         rig.deleted(),
-        [fragment(0, 1), fragment(20, 2), root_object(101)]
+        [fragment(0, 1), fragment(20, 2), root_object(100)]
     );
 }
 
@@ -336,17 +328,17 @@ fn an_old_answer_of_the_metadata_store_does_not_take_a_resolve_back() {
 #[test]
 fn a_root_that_does_not_come_is_asked_for_again_and_told_from_the_second_time() {
     let mut rig = Rig::with(settings());
-    for round in 0..3 {
+    for round in 0..20 {
         rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 70, 7)));
-        let outcome = match round {
+        let outcome = match round % 2 {
             1 => Err(forbidden()),
             _ => Err(transient()),
         };
         rig.answer_root(outcome);
         match round {
-            0 => rig.quiet(),
-            // Another text is another problem.
-            _ => assert_eq!(rig.problem(), Some("manifest")),
+            1 => assert_eq!(rig.problem(), Some("manifest")),
+            // The texts take turns, and each is one line of a log if it counts as another problem.
+            _ => rig.quiet(),
         }
         rig.wait_until_due();
     }

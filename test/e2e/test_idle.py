@@ -1,0 +1,86 @@
+"""A thousand idle streams: what each costs this node, and S3. Run with -s, it prints the figures."""
+
+import pytest
+
+from stream_s3_e2e.publish import publish
+from stream_s3_e2e.records import fixed
+from stream_s3_e2e.s3 import S3Test
+from stream_s3_e2e.tiered import TieredBroker
+from stream_s3_e2e.wait import wait_until
+
+STREAMS = 1_000
+NATIVE_BYTES_MAX = 16 * 1024
+SIZE = fixed(500)
+RECORDS = 10
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Test() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def broker(run_dir, s3):
+    # The bucket is checked for the node, not for its streams.
+    settings = {"fragment_max_age": "1s", "persist_interval_ms": 100, "bucket_check_interval": "0"}
+    with TieredBroker(run_dir, s3, **settings) as node:
+        yield node
+
+
+def figures(broker):
+    """Native bytes, resident bytes beyond Erlang's own, processes of ours and their bytes."""
+    broker.rpc("[garbage_collect(P) || P <- processes()].")
+    total = int(broker.rpc("erlang:memory(total)."))
+    ours = broker.rpc(
+        "lists:foldl(fun(P, {N, B}) -> case proc_lib:translate_initial_call(P) of"
+        " {rabbitmq_stream_s3_replica_reader, _, _} -> {memory, M} = process_info(P, memory), {N + 1, B + M};"
+        " {supervisor, rabbitmq_stream_s3_stream_sup, _} -> {memory, M} = process_info(P, memory), {N + 1, B + M};"
+        " _ -> {N, B} end end, {0, 0}, processes())."
+    )
+    count, held = (int(part) for part in ours.strip("{}").split(","))
+    return {
+        "native": int(broker.counter("native_memory_bytes")),
+        "beyond": broker.rss_bytes() - total,
+        "processes": count,
+        "erlang": held,
+    }
+
+
+def durable(broker):
+    text = broker.rpc(
+        f"length([x || {{_, #{{next_offset := {RECORDS}}}}} <- ets:tab2list(rabbitmq_stream_s3_manifest_cache)])."
+    )
+    return int(text) == STREAMS + 1
+
+
+@pytest.mark.timeout(900)
+def test_what_a_thousand_idle_streams_cost(broker, s3):
+    names = [f"idle{number}" for number in range(STREAMS)]
+    with broker.client() as client:
+        # The first pays for what all share.
+        client.create("first")
+        publish(broker, "first", RECORDS, SIZE, client=client)
+        broker.wait_persisted("first", RECORDS)
+        before = figures(broker)
+        for name in names:
+            client.create(name)
+    for start in range(0, STREAMS, 200):
+        # A connection has 256 publishers at most.
+        with broker.client() as client:
+            for name in names[start : start + 200]:
+                publish(broker, name, RECORDS, SIZE, client=client)
+    wait_until(lambda: durable(broker), 300, "all of them are durable", every=1.0)
+    quiet_since = s3.last_id()
+    with pytest.raises(AssertionError, match="0 of 1 requests"):
+        s3.wait_log(1, seconds=60, after=quiet_since)
+    after = figures(broker)
+    each = {name: (after[name] - before[name]) / STREAMS for name in after}
+    counted = broker.metrics().sum("rabbitmq_stream_s3_streams_open")
+    assert counted == STREAMS + 1, "not all of them are tiered"
+    print(
+        f"{STREAMS} idle streams, each: {each['native']:.0f} bytes native, {each['beyond']:.0f} bytes resident beyond"
+        f" Erlang's own, {each['processes']:.1f} processes of {each['erlang']:.0f} bytes together; requests in 60 s: 0"
+    )
+    assert each["native"] < NATIVE_BYTES_MAX
+    assert each["processes"] == 2
