@@ -120,6 +120,8 @@ pub const EXPECTED: &[&str] = &[
     "attach timestamp",
     "route local",
     "route remote",
+    "reader Part",
+    "reader range broken off",
     "reader GetIndex",
     "reader GetRange",
     "reader RefreshManifest",

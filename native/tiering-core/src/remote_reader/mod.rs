@@ -19,6 +19,7 @@ mod cursor;
 mod effect;
 mod event;
 pub mod invariants;
+mod pace;
 mod placing;
 mod ranges;
 mod ready_queue;
@@ -97,6 +98,16 @@ impl RemoteReader {
                 }
                 (None, Phase::Placing(_)) | (_, Phase::Finished) => Next::Stay,
             },
+            Event::Part { id, bytes } => match &mut self.phase {
+                Phase::Streaming(streaming) => {
+                    streaming.part_fetched(&mut self.context, now_ms, id, bytes)
+                }
+                Phase::Placing(_) | Phase::Finished => Next::Stay,
+            },
+            Event::Share { bytes } => {
+                self.context.share(bytes);
+                Next::Stay
+            }
             Event::Granted { bytes } => {
                 self.context.granted(bytes);
                 Next::Stay
@@ -212,6 +223,11 @@ impl RemoteReader {
                     streaming.cancel(&mut self.context);
                 }
                 self.context.cancel_lookup();
+                if let Finish::Failed { kind, .. } = &finish {
+                    let counters = &mut self.context.counters;
+                    counters.corrupt_ends += u64::from(*kind == FailureKind::Corrupt);
+                    counters.lost_ends += u64::from(*kind == FailureKind::Lost);
+                }
                 self.phase = Phase::Finished;
                 self.context.emit(Effect::Finish(finish));
                 false

@@ -144,18 +144,20 @@ impl Driver {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::RefreshManifest { id } => self.refresh_manifest(id),
-                Effect::GetGroup { id, group } => self.get_group(id, group),
+                Effect::GetGroup { id, group, .. } => self.get_group(id, group),
                 Effect::GetIndex {
                     id,
                     fragment,
                     start,
                     end_max: end,
+                    ..
                 }
                 | Effect::GetRange {
                     id,
                     fragment,
                     start,
                     end,
+                    ..
                 } => {
                     self.get_range(id, fragment, start, end);
                 }
