@@ -120,6 +120,7 @@ pub const EXPECTED: &[&str] = &[
     "attach timestamp",
     "route local",
     "route remote",
+    "reader Deferred",
     "reader Part",
     "reader range broken off",
     "reader GetIndex",

@@ -120,6 +120,11 @@ impl World {
                 Effect::Reserve { bytes } => {
                     self.coverage.hit("reader Reserve");
                     let delay_ms = self.rng.range(0, 30);
+                    if delay_ms > 0 {
+                        self.coverage.hit("reader Deferred");
+                        let news = ReaderNews::Event(ReaderEvent::Deferred);
+                        self.at(0, Event::ReaderNews(consumer, reader, news));
+                    }
                     let news = ReaderNews::Event(ReaderEvent::Granted { bytes });
                     self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
                 }

@@ -70,6 +70,8 @@ pub(super) struct Context {
     /// Memory granted by the node's budget.
     pub(super) held_bytes: u64,
     reserve_pending: bool,
+    /// There was not enough memory when it was asked for.
+    reserve_deferred: bool,
     /// How much may be held and on its way: grows while the consumer takes what comes.
     window_bytes: u64,
     consumed_since_growth: u64,
@@ -100,6 +102,7 @@ impl Context {
             ready_bytes: 0,
             held_bytes: 0,
             reserve_pending: false,
+            reserve_deferred: false,
             window_bytes: settings.first_request_bytes,
             consumed_since_growth: 0,
             share_bytes: settings.read_ahead_bytes,
@@ -358,6 +361,11 @@ impl Context {
         self.window_bytes = self.window_bytes.min(self.window_bytes_max());
     }
 
+    /// Whether the consumer has ever used up what the first request brought.
+    pub(super) const fn window_has_grown(&self) -> bool {
+        self.window_bytes > self.settings.first_request_bytes
+    }
+
     /// How much may be held and on its way, if there is memory for it.
     pub(super) fn window_bytes(&self) -> u64 {
         self.window_bytes.min(self.window_bytes_max())
@@ -387,8 +395,18 @@ impl Context {
         self.reserve_pending
     }
 
+    /// Whether the node has no memory to give now.
+    pub(super) const fn reserve_is_deferred(&self) -> bool {
+        self.reserve_pending && self.reserve_deferred
+    }
+
+    pub(super) const fn deferred(&mut self) {
+        self.reserve_deferred = self.reserve_pending;
+    }
+
     pub(super) fn granted(&mut self, bytes: u64) {
         self.reserve_pending = false;
+        self.reserve_deferred = false;
         self.held_bytes = self.held_bytes.saturating_add(bytes);
     }
 

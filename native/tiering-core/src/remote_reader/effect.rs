@@ -132,7 +132,8 @@ pub enum Effect {
         /// Id of the request.
         id: u64,
     },
-    /// Ask for a share of the node's memory. At most one of these is waiting at any time.
+    /// Ask for a share of the node's memory. At most one of these is waiting at any time. Answered at once: granted, or deferred and
+    /// granted later.
     Reserve {
         /// How much.
         bytes: u64,

@@ -62,6 +62,9 @@ pub enum Event {
         /// As many as were asked for.
         bytes: u64,
     },
+    /// First answer to `Reserve` if there is not enough memory now: it is granted in its turn. Whoever has nothing at all goes on
+    /// with what needs no grant. The driver answers a `Reserve` with one or the other, at once.
+    Deferred,
     /// The consumer took chunks that were delivered.
     Consumed {
         /// How many.

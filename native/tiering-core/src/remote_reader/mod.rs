@@ -77,7 +77,7 @@ impl RemoteReader {
         if self.is_finished() {
             return;
         }
-        let event_is_grant = matches!(event, Event::Granted { .. });
+        let event_is_grant = matches!(event, Event::Granted { .. } | Event::Deferred);
         let next = match event {
             Event::Manifest { id, view } => match (self.context.take_lookup(id), &mut self.phase) {
                 (Some(lookup), Phase::Placing(placing)) => {
@@ -110,6 +110,10 @@ impl RemoteReader {
             }
             Event::Granted { bytes } => {
                 self.context.granted(bytes);
+                Next::Stay
+            }
+            Event::Deferred => {
+                self.context.deferred();
                 Next::Stay
             }
             Event::Consumed { chunks, bytes } => {

@@ -3,7 +3,7 @@
 /// Limits of one reader. All of them are upper bounds that the machine asserts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Longest range asked for in one request.
+    /// Longest range asked for in one request; with blocks the last one of a fragment may be a quarter longer.
     pub read_request_bytes: u64,
     /// Most bytes held and on their way, unless a single chunk needs more.
     pub read_ahead_bytes: u64,

@@ -13,6 +13,7 @@ use super::effect::{Effect, FailureKind, Finish, FragmentRef};
 use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState};
+use super::settings::Settings;
 use super::{Next, Phase};
 use crate::mutants::mutant;
 use crate::replica_reader::Failure;
@@ -284,19 +285,27 @@ impl Streaming {
                     false => return Ok(()),
                 }
             }
-            // Equal pieces instead of full ones and a small rest.
-            let request_bytes = context.settings.read_request_bytes;
-            let piece_bytes = remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes));
+            let data_end = DATA_START.saturating_add(fragment.data_bytes);
+            let piece_bytes = piece_bytes(&context.settings, self.frontier_position, data_end);
             let mut length = piece_bytes.min(room_bytes);
             let starving = context.ready_chunks == 0 && self.ranges.is_empty();
-            if !starving && length < piece_bytes.min(target_bytes / 2) {
+            // A consumer that has not used up most of the first request may want no more than it: one record costs one request.
+            let is_worth_it = match context.window_has_grown() {
+                true => length >= piece_bytes.min(target_bytes / 2),
+                false => room_bytes >= target_bytes / 4 * 3,
+            };
+            if !starving && !is_worth_it {
                 return Ok(());
             }
             let limit_bytes = floor_bytes.max(context.held_bytes);
             if outstanding_bytes + length > limit_bytes {
-                if !starving {
+                if !context.reserve_is_pending() {
                     context
                         .reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
+                    return Ok(());
+                }
+                // Whoever has nothing at all does not wait for its turn.
+                if !starving || !context.reserve_is_deferred() {
                     return Ok(());
                 }
                 length = limit_bytes.saturating_sub(outstanding_bytes);
@@ -307,7 +316,7 @@ impl Streaming {
                     ));
                 }
             }
-            self.ask(context, now_ms, fragment, length);
+            self.ask(context, now_ms, fragment, length, piece_bytes);
         }
         Ok(())
     }
@@ -320,17 +329,22 @@ impl Streaming {
             .saturating_add(self.assembly.next_chunk_bytes().unwrap_or(0))
     }
 
-    fn ask(&mut self, context: &mut Context, now_ms: u64, fragment: FragmentRef, length: u64) {
+    fn ask(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        fragment: FragmentRef,
+        length: u64,
+        piece_bytes: u64,
+    ) {
         let id = context.fresh_id();
         let start = self.frontier_position;
         let past_cache = self.frontier_index == 0 && start < self.past_cache_end;
         let mut end = start + length;
         if past_cache {
             end = end.min(self.past_cache_end);
-        } else if end < DATA_START.saturating_add(fragment.data_bytes) {
-            let aligned = end - end % context.settings.block_bytes;
-            // A place inside a block that is nearly through: better a range that ends anywhere than a tiny one.
-            end = if aligned > start { aligned } else { end };
+        } else if length < piece_bytes {
+            end = block_end(&context.settings, start, end);
         }
         self.frontier_position = end;
         self.ranges
@@ -525,4 +539,33 @@ impl Streaming {
             }
         }
     }
+}
+
+/// How long a range from `start` is if there is memory for it. Ranges of different readers coincide soon, wherever each began:
+/// they end at multiples of the longest request, and the last one of a fragment takes a small rest along.
+fn piece_bytes(settings: &Settings, start: u64, data_end: u64) -> u64 {
+    let request_bytes = settings.read_request_bytes;
+    let remaining_bytes = data_end.saturating_sub(start);
+    if settings.block_bytes == 1 {
+        // Equal pieces instead of full ones and a small rest.
+        return remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes).max(1));
+    }
+    let boundary = (start / request_bytes + 1).saturating_mul(request_bytes);
+    if data_end <= boundary.saturating_add(request_bytes / 4) {
+        return remaining_bytes;
+    }
+    let first_bytes = settings.first_request_bytes;
+    if boundary - start < first_bytes {
+        // Too little to begin with, and the boundary after it is too far.
+        let first_end = block_end(settings, start, start + first_bytes);
+        return remaining_bytes.min(first_end - start);
+    }
+    boundary - start
+}
+
+/// Where a range that is shorter than it could be ends: at a block.
+const fn block_end(settings: &Settings, start: u64, end: u64) -> u64 {
+    let aligned = end - end % settings.block_bytes;
+    // A place inside a block that is nearly through: better a range that ends anywhere than a tiny one.
+    if aligned > start { aligned } else { end }
 }

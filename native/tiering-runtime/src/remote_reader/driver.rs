@@ -322,7 +322,10 @@ impl Driver {
                 self.machine
                     .handle(self.shared.clock.now_ms(), Event::Granted { bytes });
             }
-            None => self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes)))),
+            None => {
+                self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes))));
+                self.handle(Event::Deferred);
+            }
         }
     }
 

@@ -222,3 +222,52 @@ fn a_slow_consumer_gets_what_it_takes_and_holds_little() {
     let most_bytes = outcome.most_bytes_late;
     assert!(most_bytes <= 32 << 20, "{most_bytes}");
 }
+
+#[test]
+fn readers_that_began_elsewhere_ask_for_the_same_ranges_soon() {
+    let ranges_of = |start: u64| {
+        let settings = Settings {
+            block_bytes: BLOCK_BYTES,
+            verify_crc: false,
+            ..Settings::default()
+        };
+        let root = Arc::new(root());
+        let mut reader = RemoteReader::new(0, settings, Start::Offset(start), 7);
+        let (mut ranges, mut now_ms) = (Vec::new(), 0);
+        while let Some(effect) = reader.poll_effect() {
+            now_ms += 20;
+            match effect {
+                Effect::RefreshManifest { id } => {
+                    let view = ManifestView::Resolved(Arc::clone(&root));
+                    reader.handle(now_ms, Event::Manifest { id, view });
+                }
+                Effect::GetRange {
+                    id,
+                    fragment,
+                    start,
+                    end,
+                    ..
+                } => {
+                    ranges.push((fragment.first_offset, start, end));
+                    let outcome = Ok(bytes_of(fragment.first_offset, start, end));
+                    reader.handle(now_ms, Event::Fetched { id, outcome });
+                }
+                Effect::Reserve { bytes } => reader.handle(now_ms, Event::Granted { bytes }),
+                Effect::Deliver(chunk) => {
+                    let bytes = chunk.bytes.len() as u64;
+                    reader.handle(now_ms, Event::Consumed { chunks: 1, bytes });
+                }
+                _ => {}
+            }
+            if ranges.iter().any(|(first, _, _)| *first == 5 * CHUNKS) {
+                break;
+            }
+        }
+        ranges.retain(|(first, _, _)| (3 * CHUNKS..5 * CHUNKS).contains(first));
+        ranges
+    };
+    let first = ranges_of(0);
+    assert!(first.len() >= 2 * 16 && first.len() <= 2 * 18, "{first:?}");
+    assert_eq!(ranges_of(CHUNKS), first);
+    assert_eq!(ranges_of(2 * CHUNKS), first);
+}

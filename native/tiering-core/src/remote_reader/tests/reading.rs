@@ -324,3 +324,35 @@ fn a_reader_s_share_bounds_what_it_fetches_ahead() {
         run.max_outstanding
     );
 }
+
+#[test]
+fn one_record_costs_one_request_wherever_it_is() {
+    let settings = Settings {
+        first_request_bytes: 2000,
+        block_bytes: 1000,
+        read_request_bytes: 4000,
+        read_ahead_bytes: 16_000,
+        ..small()
+    };
+    for offset in 0..60 {
+        let mut run = Run::new(long_stream(2, 60), settings, Start::Offset(offset));
+        run.answer_truly(What::Manifest);
+        if offset > 0 {
+            run.answer_truly(What::Index);
+        }
+        run.answer_truly(What::Range);
+        // Near the end of the fragment there may be less in it than a request is long.
+        if offset < 50 {
+            assert!(matches!(
+                run.queue.take(u64::MAX),
+                ReadOutcome::Chunk { .. }
+            ));
+            run.report_consumed();
+            assert_eq!(run.ranges().len(), 1, "{offset}");
+        }
+        assert_eq!(
+            run.run_to_the_end(),
+            ReadOutcome::Local { next_offset: 120 }
+        );
+    }
+}

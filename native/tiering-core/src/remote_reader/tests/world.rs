@@ -348,6 +348,8 @@ impl Run {
                     assert_eq!(self.reserve.replace(bytes), None, "one at a time");
                     if self.auto_grant {
                         self.grant();
+                    } else {
+                        self.reader.handle(self.now_ms, Event::Deferred);
                     }
                     continue;
                 }
