@@ -134,7 +134,8 @@ node_sections() ->
             {<<"Prefix">>, prefix},
             {<<"Accessible">>, bucket_accessible},
             {<<"Reason">>, bucket_reason},
-            {<<"Text">>, bucket_text}
+            {<<"Text">>, bucket_text},
+            {<<"Data lost or damaged">>, read_alarm}
         ]},
         {<<"Native counters">>, native},
         {<<"Shell counters">>, shell}

@@ -20,6 +20,11 @@ table do not show them.
 -define(PREFIX_BYTES_MAX, 700).
 -define(KIB, 1024).
 -define(MIB, (1024 * 1024)).
+%% Memory of all consumers that read from the remote tier: 1/10 of the node's limit, within these bounds.
+-define(READ_MEMORY_SHARE, 10).
+-define(READ_MEMORY_MIN, (64 * ?MIB)).
+-define(READ_MEMORY_MAX, (4_096 * ?MIB)).
+-define(READ_MEMORY_UNKNOWN, (256 * ?MIB)).
 
 -type settings() :: #{atom() => term()}.
 
@@ -90,7 +95,10 @@ check_together(Env, #{access_key_id := KeyId} = Settings) ->
         #{access_key_id := undefined} when HasToken ->
             invalid("session_token is set, access_key_id is not", []);
         #{read_ahead := Ahead, read_memory := Memory} when Ahead > Memory ->
-            invalid("read_ahead (~b) is larger than read_memory (~b)", [Ahead, Memory]);
+            case proplists:is_defined(read_ahead, Env) of
+                true -> invalid("read_ahead (~b) is larger than read_memory (~b)", [Ahead, Memory]);
+                false -> {ok, Settings#{read_ahead := Memory}}
+            end;
         _ ->
             {ok, Settings}
     end.
@@ -131,6 +139,8 @@ engine_config() ->
         read_request_size_bytes => maps:get(read_request_size, Settings),
         read_ahead_bytes => maps:get(read_ahead, Settings),
         read_memory_bytes => maps:get(read_memory, Settings),
+        read_cache_path => node_folder(maps:get(read_cache_path, Settings)),
+        read_cache_size_bytes => maps:get(read_cache_size, Settings),
         verify_crc_on_read => maps:get(verify_crc_on_read, Settings)
     }.
 
@@ -192,8 +202,10 @@ table() ->
         {transfer_deadline_ms, 180_000, within(1_000, 24 * 3_600_000)},
         {worker_threads, worker_threads(), within(1, 64)},
         {read_request_size, 4 * ?MIB, within(64 * ?KIB, 256 * ?MIB)},
-        {read_ahead, 16 * ?MIB, within(64 * ?KIB, 4_096 * ?MIB)},
-        {read_memory, 256 * ?MIB, within(?MIB, 1 bsl 46)},
+        {read_ahead, 128 * ?MIB, within(64 * ?KIB, 4_096 * ?MIB)},
+        {read_memory, read_memory(), within(?MIB, 1 bsl 46)},
+        {read_cache_path, undefined, fun optional_text/1},
+        {read_cache_size, 10_240 * ?MIB, within(64 * ?MIB, 1 bsl 50)},
         {read_resolve_timeout_ms, 5_000, within(0, 600_000)},
         {verify_crc_on_read, true, fun boolean/1},
         {reconciliation_interval_ms, 60_000, within(1_000, 24 * 3_600_000)},
@@ -208,6 +220,23 @@ table() ->
 %% Uploads are bound by the network; more threads would only take cores from the broker.
 worker_threads() ->
     min(4, max(1, erlang:system_info(schedulers_online) div 2)).
+
+%% A named share of what the node may use before it blocks publishers: vm_memory_high_watermark.
+read_memory() ->
+    Limit =
+        try
+            vm_memory_monitor:get_memory_limit()
+        catch
+            _:_ -> unknown
+        end,
+    case is_integer(Limit) andalso Limit > 0 of
+        true -> max(?READ_MEMORY_MIN, min(?READ_MEMORY_MAX, Limit div ?READ_MEMORY_SHARE));
+        false -> ?READ_MEMORY_UNKNOWN
+    end.
+
+%% The nodes of a machine must not delete each other's files.
+node_folder(undefined) -> undefined;
+node_folder(Path) -> rabbitmq_stream_s3:utf8(filename:join(Path, atom_to_binary(node()))).
 
 text(Value) ->
     case optional_text(Value) of

@@ -90,6 +90,13 @@ node_metrics(Callback) ->
     Pending = rabbitmq_stream_s3_manifest_replica:pending(),
     PendingHelp = "Streams with a member here whose manifest is not known, or not confirmed",
     ok = emit(Callback, ?PREFIX, manifests_pending, gauge, PendingHelp, [{[], Pending}]),
+    Alarm =
+        case rabbitmq_stream_s3_status:read_alarm() of
+            none -> 0;
+            _Incident -> 1
+        end,
+    AlarmHelp = "1 if a reader has met remote data that is lost or stays damaged, until a restart",
+    ok = emit(Callback, ?PREFIX, read_alarm, gauge, AlarmHelp, [{[], Alarm}]),
     Counted = rabbitmq_stream_s3_counters:overview(),
     lists:foreach(
         fun({Name, _Index, Kind, Help}) ->
@@ -186,6 +193,10 @@ native_gauges() ->
         transfers_pending,
         streams_open,
         remote_readers,
+        read_cache_bytes,
+        read_cache_disk_bytes,
+        read_memory_reserved_bytes,
+        readers_waiting_for_memory,
         lent_chunks,
         lent_bytes,
         native_memory_bytes

@@ -5,7 +5,7 @@ What the status command shows, gathered on the node that is asked.
 Owns which facts are shown and that no secret is among them. Holds nothing and changes nothing.
 """.
 
--export([node_status/0, stream_status/2, cut/2]).
+-export([node_status/0, stream_status/2, cut/2, read_alarm/0]).
 
 -define(APP, rabbitmq_stream_s3).
 -define(REMOTE_TIMEOUT_MS, 10_000).
@@ -36,6 +36,7 @@ node_status() ->
         bucket_accessible => accessible(Access),
         bucket_reason => access_kind(Access),
         bucket_text => access_text(Access),
+        read_alarm => read_alarm(),
         streams => length(rabbitmq_stream_s3_registry:values()),
         native => rabbitmq_stream_s3_api_aws:stats(),
         shell => rabbitmq_stream_s3_counters:overview()
@@ -57,6 +58,19 @@ stream_status(VHost, Name) ->
                 bucket_reason => access_kind(Access),
                 bucket_text => access_text(Access)
             })}
+    end.
+
+-doc """
+Whether a reader has met remote data that the manifest names and the store does not have (`lost`) or
+gives back damaged also when asked again (`corrupt`, which hides `lost`). It stays until the plugin
+or the node starts again: it is for a person to look at.
+""".
+-spec read_alarm() -> none | lost | corrupt.
+read_alarm() ->
+    case rabbitmq_stream_s3_api_aws:stats() of
+        #{readers_corrupt := Corrupt} when Corrupt > 0 -> corrupt;
+        #{readers_lost := Lost} when Lost > 0 -> lost;
+        #{} -> none
     end.
 
 -doc "Cuts what is being assembled now; it is uploaded as a fragment of its own.".

@@ -524,6 +524,8 @@ config(Change) ->
                  read_request_size_bytes => 4 bsl 20,
                  read_ahead_bytes => 8 bsl 20,
                  read_memory_bytes => 64 bsl 20,
+                 read_cache_path => undefined,
+                 read_cache_size_bytes => 1 bsl 30,
                  verify_crc_on_read => true},
                Change).
 

@@ -90,7 +90,19 @@ region_or_endpoint_test() ->
     ?assertMatch({ok, #{region := undefined}}, ?CONFIG:check(Env)).
 
 read_ahead_fits_the_memory_test() ->
-    ?assertMatch({error, {invalid, _}}, check([{read_ahead, 2_000_000}, {read_memory, 1_048_576}])).
+    ?assertMatch({error, {invalid, _}}, check([{read_ahead, 2_000_000}, {read_memory, 1_048_576}])),
+    %% What nobody has set gives way.
+    ?assertMatch({ok, #{read_ahead := 1_048_576}}, check([{read_memory, 1_048_576}])).
+
+read_memory_is_a_share_of_the_node_s_test() ->
+    %% Without a memory monitor the limit is not known.
+    {ok, #{read_memory := Unknown, read_ahead := Ahead}} = check([]),
+    ?assertEqual({256 bsl 20, 128 bsl 20}, {Unknown, Ahead}).
+
+read_cache_path_test() ->
+    ?assertMatch({ok, #{read_cache_path := undefined}}, check([])),
+    ?assertMatch({ok, #{read_cache_path := <<"/var/cache/s3">>}}, check([{read_cache_path, "/var/cache/s3"}])),
+    ?assertMatch({error, {invalid, _}}, check([{read_cache_size, 1}])).
 
 an_unknown_setting_is_not_an_error_test() ->
     ?assertMatch({ok, _}, check([{no_such_setting, 1}])).

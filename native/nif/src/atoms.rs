@@ -90,6 +90,8 @@ rustler::atoms! {
     rabbitmq_stream_s3,
     range,
     read_ahead_bytes,
+    read_cache_path,
+    read_cache_size_bytes,
     read_memory_bytes,
     read_pointer,
     read_request_size_bytes,

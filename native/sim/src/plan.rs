@@ -176,6 +176,7 @@ impl Knobs {
             read_request_bytes: pick(&[100, 400, 2_000]),
             read_ahead_bytes: pick(&[300, 1_000, 8_000]),
             first_request_bytes: pick(&[64, 300]),
+            block_bytes: pick(&[1, 50]),
             max_depth: pick(&[1, 2, 4]) as usize,
             max_ready_chunks: pick(&[1, 4, 50]) as usize,
             verify_crc: true,

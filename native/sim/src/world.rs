@@ -53,13 +53,10 @@ pub struct Stream {
     pub metadata: Metadata,
     /// The root that the pointer names.
     pub current: Option<Arc<Root>>,
-<<<<<<< HEAD
     /// The same, with its groups taken apart.
     pub flat: Option<Flat>,
-=======
     /// The pointer before the last one: a replica that was told of it may be fetching its root.
     pub replaced: Option<Pointer>,
->>>>>>> members
     /// The roots that were ever persisted, by revision.
     pub history: std::collections::BTreeMap<u64, Arc<Root>>,
     /// The user's bound on the remote tier.
@@ -445,11 +442,8 @@ impl World {
             uploader: None,
             metadata: Metadata::default(),
             current: None,
-<<<<<<< HEAD
             flat: None,
-=======
             replaced: None,
->>>>>>> members
             history: std::collections::BTreeMap::new(),
             bound: RetentionBound::default(),
             strictest: RetentionBound::default(),

@@ -52,6 +52,9 @@ fn counters_of_the_read_machine_are_told_as_differences() {
         range_retries: 50,
         repositions: 60,
         indexes_unusable: 70,
+        refetches_past_cache: 80,
+        corrupt_ends: 90,
+        lost_ends: 100,
     };
     let earlier = remote_reader::Counters {
         read_ranges: 1,
@@ -61,6 +64,9 @@ fn counters_of_the_read_machine_are_told_as_differences() {
         range_retries: 5,
         repositions: 6,
         indexes_unusable: 7,
+        refetches_past_cache: 8,
+        corrupt_ends: 9,
+        lost_ends: 10,
     };
     let since = remote_reader::Counters {
         read_ranges: 9,
@@ -70,6 +76,9 @@ fn counters_of_the_read_machine_are_told_as_differences() {
         range_retries: 45,
         repositions: 54,
         indexes_unusable: 63,
+        refetches_past_cache: 72,
+        corrupt_ends: 81,
+        lost_ends: 90,
     };
     assert_eq!(later.since(&earlier), since);
     assert_eq!(

@@ -13,6 +13,7 @@ use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::manifests::{Manifests, ResolvedManifest};
+use crate::read_cache::ReadCache;
 use crate::remote_reader::ReadMemory;
 use crate::remote_tier::{
     DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy,
@@ -70,7 +71,16 @@ pub(crate) struct Shared {
     pub(crate) buffers: Arc<BufferPool>,
     /// Bytes that all readers may hold together.
     pub(crate) read_memory: ReadMemory,
+    /// What they have fetched, shared.
+    pub(crate) read_cache: ReadCache,
     pub(crate) stats: Arc<Stats>,
+}
+
+impl Shared {
+    /// Gives the cache what the readers leave it.
+    pub(crate) fn fit_cache(&self) {
+        self.read_cache.set_capacity(self.read_memory.cache_bytes());
+    }
 }
 
 struct Inner {
@@ -140,9 +150,17 @@ impl Engine {
             config.max_transfer_bytes_per_sec,
             config.max_transfer_burst_bytes,
         );
+        let read_memory = ReadMemory::new(config.read_memory_bytes, Arc::clone(&stats));
+        let read_cache = ReadCache::new(
+            Arc::clone(&tier),
+            read_memory.cache_bytes(),
+            (config.read_cache_path.as_deref()).map(|path| (path, config.read_cache_size_bytes)),
+            Arc::clone(&stats),
+        );
         let shared = Shared {
             keys: KeySpace::new(&config.prefix),
-            read_memory: ReadMemory::new(config.read_memory_bytes),
+            read_memory,
+            read_cache,
             config: Arc::new(config),
             clock,
             tier,

@@ -10,6 +10,7 @@ pub mod engine;
 pub mod governor;
 pub mod local_log;
 pub mod manifests;
+mod read_cache;
 pub mod remote_reader;
 pub mod remote_tier;
 pub mod resolve;

@@ -82,8 +82,12 @@ pub struct Config {
     pub read_request_size_bytes: u64,
     /// Bytes that one reader may have fetched ahead.
     pub read_ahead_bytes: u64,
-    /// Bytes that all readers of the node may hold together.
+    /// Bytes that all readers of the node may hold together, what they share in the cache included.
     pub read_memory_bytes: u64,
+    /// A folder of this node alone, to keep blocks in that memory is too small for; `None` = only memory.
+    pub read_cache_path: Option<PathBuf>,
+    /// Bytes that may be kept in that folder.
+    pub read_cache_size_bytes: u64,
     /// Whether chunk data from the remote tier is checked against the chunk's own CRC.
     pub verify_crc_on_read: bool,
 }
@@ -115,8 +119,10 @@ impl Default for Config {
             transfer_deadline_ms: 180_000,
             worker_threads: 2,
             read_request_size_bytes: 4 << 20,
-            read_ahead_bytes: 32 << 20,
+            read_ahead_bytes: 128 << 20,
             read_memory_bytes: 256 << 20,
+            read_cache_path: None,
+            read_cache_size_bytes: 10 << 30,
             verify_crc_on_read: true,
         }
     }
@@ -269,6 +275,12 @@ impl Config {
             self.read_memory_bytes,
             1 << 20,
             1 << 50,
+        )?;
+        in_range(
+            "read_cache_size_bytes",
+            self.read_cache_size_bytes,
+            1 << 20,
+            1 << 60,
         )
     }
 

@@ -175,6 +175,40 @@ stats! {
     read_ranges,
     /// Bytes that came back for them.
     read_bytes,
+    /// Bytes of fragments, indexes and groups that readers' requests brought from the store.
+    read_fetched_bytes,
+    /// Bytes of chunks handed to consumers' queues. Beside `read_fetched_bytes` it says what sharing saves.
+    read_delivered_bytes,
+    /// Blocks of fragments that were in memory when a reader wanted them.
+    read_cache_hits,
+    /// Blocks that were read from this node's disk.
+    read_cache_disk_hits,
+    /// Blocks that had to be asked for.
+    read_cache_misses,
+    /// Blocks, indexes and groups that were on their way for somebody else already.
+    read_cache_joins,
+    /// Fragment indexes and groups that were in memory when a reader wanted them.
+    read_lookup_hits,
+    /// Fragment indexes and groups that had to be asked for.
+    read_lookup_misses,
+    /// Bytes of blocks, indexes and groups kept in memory (gauge).
+    read_cache_bytes,
+    /// Bytes of blocks kept on disk (gauge).
+    read_cache_disk_bytes,
+    /// Blocks that were not written to disk because it could not keep up.
+    read_cache_disk_skipped,
+    /// Files of blocks that could not be written, or were not what had been written.
+    read_cache_disk_errors,
+    /// Bytes that readers have reserved of the node's read memory, the first request of each included (gauge).
+    read_memory_reserved_bytes,
+    /// Readers that have to wait for memory (gauge).
+    readers_waiting_for_memory,
+    /// Places whose bytes were wrong and were asked for again past the cache.
+    read_refetches_past_cache,
+    /// Readers that ended because bytes stayed wrong when they were asked for again. An incident.
+    readers_corrupt,
+    /// Readers that ended because the store does not have what the manifest names. An incident.
+    readers_lost,
     /// Chunks read from the remote tier and handed to a consumer's queue.
     chunks_served_remote,
     /// Chunks from the remote tier whose data did not match their CRC (each is fetched again once).

@@ -15,8 +15,8 @@ use log_format::crc;
 use tiering_runtime::clock::random_u64;
 use tiering_runtime::remote_tier::testing::MemoryTier;
 use tiering_runtime::remote_tier::{
-    BodyFrames, BodySource, KEYS_MAX, PutBody, PutRequest, RemoteTier, S3RemoteTier, StoreError,
-    StoreErrorKind,
+    BodyFrames, BodySource, KEYS_MAX, PutBody, PutRequest, RangeSink, RemoteTier, S3RemoteTier,
+    StoreError, StoreErrorKind,
 };
 use tiering_runtime::settings::{Config, Secret};
 use tokio::sync::mpsc;
@@ -70,6 +70,7 @@ async fn conforms(tier: &dyn RemoteTier) {
     tier.probe().await.expect("usable");
     objects_round_trip(tier, &prefix).await;
     ranges_are_exact(tier, &prefix).await;
+    streamed_ranges_are_the_same(tier, &prefix).await;
     what_is_missing_is_not_found(tier, &prefix).await;
     wrong_checksums_are_refused(tier, &prefix).await;
     metadata_round_trips(tier, &prefix).await;
@@ -110,6 +111,36 @@ async fn objects_round_trip(tier: &dyn RemoteTier, prefix: &str) {
         kind(tier.get(&key, 1999).await),
         Err(StoreErrorKind::TooLarge)
     );
+}
+
+/// Keeps what comes, in the order in which it comes.
+#[derive(Default)]
+struct Collected(Vec<u8>);
+
+impl RangeSink for Collected {
+    fn push(&mut self, bytes: Bytes) {
+        self.0.extend_from_slice(&bytes);
+    }
+}
+
+async fn streamed_ranges_are_the_same(tier: &dyn RemoteTier, prefix: &str) {
+    let bytes = pattern(3 << 20);
+    let key = format!("{prefix}/streamed-ranges");
+    tier.put(put(&key, &bytes)).await.expect("stored");
+    for range in [0..1, 5..3 << 20, (2 << 20) + 1..9 << 20] {
+        let mut streamed = Collected::default();
+        (tier.stream_range(&key, range.clone(), &mut streamed))
+            .await
+            .expect("read");
+        assert!(streamed.0 == tier.get_range(&key, range).await.expect("read"));
+    }
+    let mut streamed = Collected::default();
+    let outside = tier.stream_range(&key, 4 << 20..5 << 20, &mut streamed);
+    assert_eq!(kind(outside.await), Err(StoreErrorKind::InvalidRange));
+    let missing = format!("{prefix}/nothing");
+    let nothing = tier.stream_range(&missing, 0..5, &mut streamed);
+    assert_eq!(kind(nothing.await), Err(StoreErrorKind::NotFound));
+    assert!(streamed.0.is_empty());
 }
 
 async fn ranges_are_exact(tier: &dyn RemoteTier, prefix: &str) {

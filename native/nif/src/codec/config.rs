@@ -58,6 +58,8 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         read_request_size_bytes: setting!(map, read_request_size_bytes, integer),
         read_ahead_bytes: setting!(map, read_ahead_bytes, integer),
         read_memory_bytes: setting!(map, read_memory_bytes, integer),
+        read_cache_path: setting!(map, read_cache_path, |term| optional(term, path)),
+        read_cache_size_bytes: setting!(map, read_cache_size_bytes, integer),
         verify_crc_on_read: setting!(map, verify_crc_on_read, boolean),
     })
 }

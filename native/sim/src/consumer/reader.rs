@@ -92,6 +92,7 @@ impl World {
                     fragment,
                     start,
                     end_max,
+                    ..
                 } => {
                     let op = ReaderOp::Get {
                         id,
@@ -107,6 +108,7 @@ impl World {
                     fragment,
                     start,
                     end,
+                    ..
                 } => {
                     let op = ReaderOp::Get {
                         id,
@@ -121,6 +123,11 @@ impl World {
                 Effect::Reserve { bytes } => {
                     self.coverage.hit("reader Reserve");
                     let delay_ms = self.rng.range(0, 30);
+                    if delay_ms > 0 {
+                        self.coverage.hit("reader Deferred");
+                        let news = ReaderNews::Event(ReaderEvent::Deferred);
+                        self.at(0, Event::ReaderNews(consumer, reader, news));
+                    }
                     let news = ReaderNews::Event(ReaderEvent::Granted { bytes });
                     self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
                 }
@@ -195,6 +202,7 @@ impl World {
         {
             return;
         }
+        let is_range = matches!(op, ReaderOp::Get { index: false, .. });
         let event = match op {
             ReaderOp::Refresh(id) => {
                 let known = self
@@ -233,8 +241,30 @@ impl World {
                 ReaderEvent::Fetched { id, outcome }
             }
         };
+        let mut delay_ms = self.latency_ms();
+        let event = match event {
+            // A range comes in two parts, and the connection may break between them.
+            ReaderEvent::Fetched {
+                id,
+                outcome: Ok(mut bytes),
+            } if is_range && bytes.len() > 1 => {
+                let length = self.rng.range(1, bytes.len() as u64 - 1);
+                let part = bytes.split_to(usize::try_from(length).unwrap_or(1));
+                self.coverage.hit("reader Part");
+                let news = ReaderNews::Event(ReaderEvent::Part { id, bytes: part });
+                self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
+                delay_ms += 1 + self.latency_ms();
+                let outcome = if self.fault(Trouble::LostAfter) {
+                    self.coverage.hit("reader range broken off");
+                    Err(Failure::Transient("broken off".to_owned()))
+                } else {
+                    Ok(bytes)
+                };
+                ReaderEvent::Fetched { id, outcome }
+            }
+            event => event,
+        };
         self.note(|| format!("consumer {consumer}: {}", shorten(&event)));
-        let delay_ms = self.latency_ms();
         self.at(
             delay_ms,
             Event::ReaderNews(consumer, reader, ReaderNews::Event(event)),

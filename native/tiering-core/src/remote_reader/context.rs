@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::effect::{Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
+use super::pace::Pace;
 use super::retry::Jitter;
 use super::settings::{Counters, Settings};
 use crate::replica_reader::Failure;
@@ -69,10 +70,15 @@ pub(super) struct Context {
     /// Memory granted by the node's budget.
     pub(super) held_bytes: u64,
     reserve_pending: bool,
-    /// How much may be held and on its way, how many requests at once: grow while the consumer takes what comes.
-    pub(super) window_bytes: u64,
-    pub(super) depth: usize,
+    /// There was not enough memory when it was asked for.
+    reserve_deferred: bool,
+    /// How much may be held and on its way: grows while the consumer takes what comes.
+    window_bytes: u64,
     consumed_since_growth: u64,
+    /// This reader's share of what the node has for all of them.
+    share_bytes: u64,
+    /// How many requests at once.
+    pub(super) pace: Pace,
 
     /// Since when the consumer has nothing and the store has given nothing.
     progress_ms: u64,
@@ -96,9 +102,11 @@ impl Context {
             ready_bytes: 0,
             held_bytes: 0,
             reserve_pending: false,
+            reserve_deferred: false,
             window_bytes: settings.first_request_bytes,
-            depth: 1,
             consumed_since_growth: 0,
+            share_bytes: settings.read_ahead_bytes,
+            pace: Pace::new(settings.max_depth),
             progress_ms: now_ms,
             last_fault: None,
             missing: None,
@@ -137,7 +145,7 @@ impl Context {
             damaged: 0,
             state: LookupState::InFlight,
         });
-        self.emit_lookup(id, kind);
+        self.emit_lookup(id, kind, false);
     }
 
     /// Asks for the manifest, not before `until_ms`.
@@ -156,10 +164,14 @@ impl Context {
         });
     }
 
-    fn emit_lookup(&mut self, id: u64, kind: LookupKind) {
+    fn emit_lookup(&mut self, id: u64, kind: LookupKind, past_cache: bool) {
         self.emit(match kind {
             LookupKind::Manifest => Effect::RefreshManifest { id },
-            LookupKind::Group(group) => Effect::GetGroup { id, group },
+            LookupKind::Group(group) => Effect::GetGroup {
+                id,
+                group,
+                past_cache,
+            },
             LookupKind::Index {
                 fragment,
                 start,
@@ -169,6 +181,7 @@ impl Context {
                 fragment,
                 start,
                 end_max,
+                past_cache,
             },
         });
     }
@@ -225,11 +238,11 @@ impl Context {
         self.last_id = id;
         lookup.id = id;
         lookup.state = LookupState::InFlight;
-        let kind = lookup.kind;
+        let (kind, past_cache) = (lookup.kind, lookup.damaged > 0);
         if kind != LookupKind::Manifest {
             self.counters.range_retries += 1;
         }
-        self.emit_lookup(id, kind);
+        self.emit_lookup(id, kind, past_cache);
     }
 
     pub(super) fn lookup_due_ms(&self) -> Option<u64> {
@@ -265,8 +278,7 @@ impl Context {
     pub(super) fn fault(&mut self, now_ms: u64, attempt: u32, failure: &Failure) -> u64 {
         self.last_fault = Some(text_of(failure).to_owned());
         self.counters.range_retries += 1;
-        // A store in trouble is asked less at once; the window shows again what it can bear.
-        self.depth = (self.depth / 2).max(1);
+        self.pace.fault();
         now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, attempt))
     }
 
@@ -334,6 +346,7 @@ impl Context {
         self.ready_bytes = self.ready_bytes.saturating_sub(bytes);
         if self.ready_chunks == 0 {
             self.progress_ms = now_ms;
+            self.pace.hungry();
         }
         self.grow_window(bytes);
     }
@@ -343,12 +356,32 @@ impl Context {
         self.consumed_since_growth = self.consumed_since_growth.saturating_add(bytes);
         if self.consumed_since_growth >= self.window_bytes / 2 {
             self.consumed_since_growth = 0;
-            self.window_bytes = self
-                .window_bytes
-                .saturating_mul(2)
-                .min(self.settings.read_ahead_bytes);
-            self.depth = (self.depth * 2).min(self.settings.max_depth);
+            self.window_bytes = self.window_bytes.saturating_mul(2);
         }
+        self.window_bytes = self.window_bytes.min(self.window_bytes_max());
+    }
+
+    /// Whether the consumer has ever used up what the first request brought.
+    pub(super) const fn window_has_grown(&self) -> bool {
+        self.window_bytes > self.settings.first_request_bytes
+    }
+
+    /// How much may be held and on its way, if there is memory for it.
+    pub(super) fn window_bytes(&self) -> u64 {
+        self.window_bytes.min(self.window_bytes_max())
+    }
+
+    /// As much as the requests at once can bring, and once more of it to take meanwhile.
+    fn window_bytes_max(&self) -> u64 {
+        (self.settings.read_request_bytes)
+            .saturating_mul(2 * self.pace.depth() as u64)
+            .min(self.settings.read_ahead_bytes)
+            .min(self.share_bytes)
+            .max(self.settings.first_request_bytes)
+    }
+
+    pub(super) fn share(&mut self, bytes: u64) {
+        self.share_bytes = bytes;
     }
 
     pub(super) fn reserve(&mut self, bytes: u64) {
@@ -362,8 +395,18 @@ impl Context {
         self.reserve_pending
     }
 
+    /// Whether the node has no memory to give now.
+    pub(super) const fn reserve_is_deferred(&self) -> bool {
+        self.reserve_pending && self.reserve_deferred
+    }
+
+    pub(super) const fn deferred(&mut self) {
+        self.reserve_deferred = self.reserve_pending;
+    }
+
     pub(super) fn granted(&mut self, bytes: u64) {
         self.reserve_pending = false;
+        self.reserve_deferred = false;
         self.held_bytes = self.held_bytes.saturating_add(bytes);
     }
 

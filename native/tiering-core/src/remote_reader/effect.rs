@@ -98,6 +98,8 @@ pub enum Effect {
         id: u64,
         /// Which.
         group: GroupRef,
+        /// What came before was damaged: the answer must come from the store itself.
+        past_cache: bool,
     },
     /// GET the bytes `start..end_max` of a fragment: its index. The object ends at `end_max` or before it.
     GetIndex {
@@ -109,8 +111,10 @@ pub enum Effect {
         start: u64,
         /// The index cannot reach past this.
         end_max: u64,
+        /// What came before was damaged: the answer must come from the store itself.
+        past_cache: bool,
     },
-    /// GET the bytes `start..end` of a fragment.
+    /// GET the bytes `start..end` of a fragment. May be answered in parts.
     GetRange {
         /// Repeated by the answer.
         id: u64,
@@ -120,13 +124,16 @@ pub enum Effect {
         start: u64,
         /// After the last byte.
         end: u64,
+        /// What came before was wrong: the answer must come from the store itself.
+        past_cache: bool,
     },
     /// The answer to this request is not wanted any more.
     Cancel {
         /// Id of the request.
         id: u64,
     },
-    /// Ask for a share of the node's memory. At most one of these is waiting at any time.
+    /// Ask for a share of the node's memory. At most one of these is waiting at any time. Answered at once: granted, or deferred and
+    /// granted later.
     Reserve {
         /// How much.
         bytes: u64,

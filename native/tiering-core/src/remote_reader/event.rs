@@ -37,18 +37,34 @@ pub enum Event {
         /// What is known now.
         view: ManifestView,
     },
-    /// Answer to `GetGroup`, `GetIndex` and `GetRange`: the bytes as the store gave them, or why there are none.
+    /// The next bytes of the answer to a `GetRange`, which goes on. They stay, whatever becomes of the rest.
+    Part {
+        /// Id of the effect.
+        id: u64,
+        /// The bytes that follow those of the parts before.
+        bytes: Bytes,
+    },
+    /// End of the answer to `GetGroup`, `GetIndex` and `GetRange`: the bytes as the store gave them, or why there are none.
+    /// Of a `GetRange` those that came before as parts are not repeated, and there may be none left.
     Fetched {
         /// Id of the effect.
         id: u64,
         /// The answer.
         outcome: Result<Bytes, Failure>,
     },
+    /// So much may this reader have fetched ahead now: its share of what the node has for all of them.
+    Share {
+        /// Bytes held and on their way.
+        bytes: u64,
+    },
     /// Answer to `Reserve`: the memory is this reader's now.
     Granted {
         /// As many as were asked for.
         bytes: u64,
     },
+    /// First answer to `Reserve` if there is not enough memory now: it is granted in its turn. Whoever has nothing at all goes on
+    /// with what needs no grant. The driver answers a `Reserve` with one or the other, at once.
+    Deferred,
     /// The consumer took chunks that were delivered.
     Consumed {
         /// How many.

@@ -19,6 +19,7 @@ mod cursor;
 mod effect;
 mod event;
 pub mod invariants;
+mod pace;
 mod placing;
 mod ranges;
 mod ready_queue;
@@ -76,7 +77,7 @@ impl RemoteReader {
         if self.is_finished() {
             return;
         }
-        let event_is_grant = matches!(event, Event::Granted { .. });
+        let event_is_grant = matches!(event, Event::Granted { .. } | Event::Deferred);
         let next = match event {
             Event::Manifest { id, view } => match (self.context.take_lookup(id), &mut self.phase) {
                 (Some(lookup), Phase::Placing(placing)) => {
@@ -97,8 +98,22 @@ impl RemoteReader {
                 }
                 (None, Phase::Placing(_)) | (_, Phase::Finished) => Next::Stay,
             },
+            Event::Part { id, bytes } => match &mut self.phase {
+                Phase::Streaming(streaming) => {
+                    streaming.part_fetched(&mut self.context, now_ms, id, bytes)
+                }
+                Phase::Placing(_) | Phase::Finished => Next::Stay,
+            },
+            Event::Share { bytes } => {
+                self.context.share(bytes);
+                Next::Stay
+            }
             Event::Granted { bytes } => {
                 self.context.granted(bytes);
+                Next::Stay
+            }
+            Event::Deferred => {
+                self.context.deferred();
                 Next::Stay
             }
             Event::Consumed { chunks, bytes } => {
@@ -212,6 +227,11 @@ impl RemoteReader {
                     streaming.cancel(&mut self.context);
                 }
                 self.context.cancel_lookup();
+                if let Finish::Failed { kind, .. } = &finish {
+                    let counters = &mut self.context.counters;
+                    counters.corrupt_ends += u64::from(*kind == FailureKind::Corrupt);
+                    counters.lost_ends += u64::from(*kind == FailureKind::Lost);
+                }
                 self.phase = Phase::Finished;
                 self.context.emit(Effect::Finish(finish));
                 false

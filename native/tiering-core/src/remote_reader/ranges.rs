@@ -1,6 +1,7 @@
 //! The ranges that were asked for, in stream order: reassembly and repetition in one queue.
 //!
-//! Owns which range is on its way, waits to be asked for again, or has come before its turn. Does not own when a new one may start.
+//! Owns which range is on its way, waits to be asked for again, or has come before its turn, and how much of each is here:
+//! what has come stays, and only what is missing is asked for again. Does not own when a new one may start.
 
 use std::collections::VecDeque;
 
@@ -16,8 +17,8 @@ pub(super) enum RangeState {
     InFlight,
     /// To be asked for again, not before this.
     Backoff { until_ms: u64 },
-    /// Here, waiting for those in front of it.
-    Complete(Bytes),
+    /// All of it is here, waiting for those in front of it.
+    Complete,
 }
 
 /// One range of one fragment.
@@ -25,9 +26,15 @@ pub(super) enum RangeState {
 pub(super) struct Range {
     pub(super) id: u64,
     pub(super) fragment: FragmentRef,
-    pub(super) start: u64,
-    pub(super) end: u64,
-    /// Faults so far.
+    /// Where what was not handed on yet starts.
+    start: u64,
+    end: u64,
+    /// What has come of it, in order from `start` on.
+    parts: VecDeque<Bytes>,
+    parts_bytes: u64,
+    /// Whether it must come from the store itself, because what came from the cache was wrong.
+    pub(super) past_cache: bool,
+    /// Faults since bytes came last.
     pub(super) attempts: u32,
     /// Answers so far that the store itself called damaged.
     pub(super) damaged: u32,
@@ -35,7 +42,44 @@ pub(super) struct Range {
 }
 
 impl Range {
-    pub(super) const fn len_bytes(&self) -> u64 {
+    /// A range that was just asked for.
+    pub(super) const fn new(
+        id: u64,
+        fragment: FragmentRef,
+        start: u64,
+        end: u64,
+        past_cache: bool,
+    ) -> Self {
+        Self {
+            id,
+            fragment,
+            start,
+            end,
+            parts: VecDeque::new(),
+            parts_bytes: 0,
+            past_cache,
+            attempts: 0,
+            damaged: 0,
+            state: RangeState::InFlight,
+        }
+    }
+
+    /// First byte that is not here: the one to go on at.
+    pub(super) const fn missing_from(&self) -> u64 {
+        self.start + self.parts_bytes
+    }
+
+    /// After its last byte.
+    pub(super) const fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Bytes that are not here.
+    pub(super) const fn missing_bytes(&self) -> u64 {
+        self.end - self.missing_from()
+    }
+
+    const fn len_bytes(&self) -> u64 {
         self.end - self.start
     }
 }
@@ -44,7 +88,7 @@ impl Range {
 #[derive(Debug, Default)]
 pub(super) struct RangeQueue {
     ranges: VecDeque<Range>,
-    /// Lengths of all ranges, whatever their state.
+    /// Lengths of all ranges less what was handed on, whatever their state.
     bytes: u64,
 }
 
@@ -54,11 +98,11 @@ impl RangeQueue {
         self.bytes
     }
 
-    /// Ranges that are not here yet.
+    /// Ranges that are not here as a whole.
     pub(super) fn owing(&self) -> usize {
         self.ranges
             .iter()
-            .filter(|range| !matches!(range.state, RangeState::Complete(_)))
+            .filter(|range| !matches!(range.state, RangeState::Complete))
             .count()
     }
 
@@ -78,50 +122,57 @@ impl RangeQueue {
             .find(|range| range.id == id && matches!(range.state, RangeState::InFlight))
     }
 
-    /// The answer of a range; may be shorter than asked, then the rest becomes a range of its own behind it.
-    pub(super) fn complete(&mut self, id: u64, bytes: Bytes, rest_id: u64, rest_until_ms: u64) {
-        let Some(index) = self.ranges.iter().position(|range| range.id == id) else {
+    /// Bytes of a range that is on its way; no more than are missing. Returns whether it is complete with them.
+    pub(super) fn arrived(&mut self, id: u64, bytes: Bytes) -> bool {
+        let Some(range) = self.in_flight_mut(id) else {
+            return false;
+        };
+        debug_assert!(bytes.len() as u64 <= range.missing_bytes());
+        if !bytes.is_empty() {
+            range.attempts = 0;
+            range.parts_bytes += bytes.len() as u64;
+            range.parts.push_back(bytes);
+        }
+        if range.missing_bytes() == 0 {
+            range.state = RangeState::Complete;
+            return true;
+        }
+        false
+    }
+
+    /// The answer ended before the range did: the rest is asked for again.
+    pub(super) fn ended_early(&mut self, id: u64, until_ms: u64) {
+        let Some(range) = self.in_flight_mut(id) else {
             return;
         };
-        let Some(range) = self.ranges.get_mut(index) else {
-            return;
-        };
-        debug_assert!(bytes.len() as u64 <= range.len_bytes());
-        let end = range.end;
-        range.end = range.start + bytes.len() as u64;
-        range.state = RangeState::Complete(bytes);
-        if range.end < end && !mutant!(ReaderDropsShortRest) {
-            let rest = Range {
-                id: rest_id,
-                fragment: range.fragment,
-                start: range.end,
-                end,
-                attempts: range.attempts + 1,
-                damaged: range.damaged,
-                state: RangeState::Backoff {
-                    until_ms: rest_until_ms,
-                },
-            };
-            self.ranges.insert(index + 1, rest);
+        range.state = RangeState::Backoff { until_ms };
+        if mutant!(ReaderDropsShortRest) && range.parts_bytes > 0 {
+            let missing_bytes = range.missing_bytes();
+            range.end -= missing_bytes;
+            range.state = RangeState::Complete;
+            self.bytes -= missing_bytes;
         }
     }
 
-    /// The first range's bytes, if they are here.
-    pub(super) fn pop_complete(&mut self) -> Option<Bytes> {
-        if !matches!(
-            self.ranges.front(),
-            Some(Range {
-                state: RangeState::Complete(_),
-                ..
-            })
-        ) {
-            return None;
-        }
-        let range = self.ranges.pop_front()?;
-        self.bytes -= range.len_bytes();
-        match range.state {
-            RangeState::Complete(bytes) => Some(bytes),
-            RangeState::InFlight | RangeState::Backoff { .. } => None,
+    /// The bytes that come next, if they are here.
+    pub(super) fn pop_part(&mut self) -> Option<Bytes> {
+        loop {
+            let front = self.ranges.front_mut()?;
+            let part = front.parts.pop_front();
+            if let Some(part) = &part {
+                let part_bytes = part.len() as u64;
+                front.start += part_bytes;
+                front.parts_bytes -= part_bytes;
+                self.bytes -= part_bytes;
+            }
+            if front.start == front.end && matches!(front.state, RangeState::Complete) {
+                self.ranges.pop_front();
+            } else if part.is_none() {
+                return None;
+            }
+            if part.is_some() {
+                return part;
+            }
         }
     }
 
@@ -141,21 +192,31 @@ impl RangeQueue {
             .iter()
             .filter_map(|range| match range.state {
                 RangeState::Backoff { until_ms } => Some(until_ms),
-                RangeState::InFlight | RangeState::Complete(_) => None,
+                RangeState::InFlight | RangeState::Complete => None,
             })
             .min()
     }
 
-    /// Drops the range `id` and everything behind it. Returns the ids of those that were still asked for.
+    /// Drops what is missing of the range `id`, and everything behind it. Returns the ids of those that were still asked for.
     pub(super) fn cut_from(&mut self, id: u64) -> Vec<u64> {
         let index = self
             .ranges
             .iter()
             .position(|range| range.id == id)
             .unwrap_or(self.ranges.len());
-        let dropped = self.ranges.split_off(index);
+        let mut dropped = self.ranges.split_off(index);
+        let in_flight = in_flight_ids(&dropped);
+        if let Some(mut range) = dropped.pop_front() {
+            let missing_bytes = range.missing_bytes();
+            self.bytes -= missing_bytes;
+            if range.parts_bytes > 0 {
+                range.end -= missing_bytes;
+                range.state = RangeState::Complete;
+                self.ranges.push_back(range);
+            }
+        }
         self.bytes -= dropped.iter().map(Range::len_bytes).sum::<u64>();
-        in_flight_ids(&dropped)
+        in_flight
     }
 
     /// Drops everything. Returns the ids of those that were still asked for.

@@ -3,13 +3,15 @@
 /// Limits of one reader. All of them are upper bounds that the machine asserts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Longest range asked for in one request.
+    /// Longest range asked for in one request; with blocks the last one of a fragment may be a quarter longer.
     pub read_request_bytes: u64,
     /// Most bytes held and on their way, unless a single chunk needs more.
     pub read_ahead_bytes: u64,
     /// Length of the first request, and the memory that a reader may use without being granted any.
     pub first_request_bytes: u64,
-    /// Most requests at once.
+    /// Ranges end where a multiple of this is in the object, so that those of different readers coincide; 1 = anywhere.
+    pub block_bytes: u64,
+    /// Most requests at once; how many there are is searched for by the rate that they bring.
     pub max_depth: usize,
     /// Most chunks cut and not yet consumed: bounds what tiny chunks cost beside their bytes.
     pub max_ready_chunks: usize,
@@ -31,9 +33,10 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             read_request_bytes: 4 << 20,
-            read_ahead_bytes: 32 << 20,
-            first_request_bytes: 256 << 10,
-            max_depth: 4,
+            read_ahead_bytes: 128 << 20,
+            first_request_bytes: 512 << 10,
+            block_bytes: 1,
+            max_depth: 32,
             max_ready_chunks: 4096,
             verify_crc: true,
             backoff_min_ms: 100,
@@ -55,6 +58,7 @@ impl Settings {
         self.read_ahead_bytes = self
             .read_ahead_bytes
             .clamp(self.first_request_bytes, 1 << 40);
+        self.block_bytes = self.block_bytes.clamp(1, self.first_request_bytes);
         self.max_depth = self.max_depth.clamp(1, 64);
         self.max_ready_chunks = self.max_ready_chunks.clamp(1, 1 << 20);
         self.backoff_min_ms = self.backoff_min_ms.max(1);
@@ -74,6 +78,12 @@ pub struct Counters {
     pub chunks_served: u64,
     /// Chunks whose data did not match their CRC.
     pub chunk_crc_mismatches: u64,
+    /// Places whose bytes were wrong, also those of a chunk's header, and were asked for again past the cache.
+    pub refetches_past_cache: u64,
+    /// Readers that ended because the bytes stayed wrong; at most one each.
+    pub corrupt_ends: u64,
+    /// Readers that ended because the store does not have what the manifest names; at most one each.
+    pub lost_ends: u64,
     /// Requests made again, for whatever reason.
     pub range_retries: u64,
     /// Jumps over offsets that retention removed under the reader.
@@ -93,6 +103,11 @@ impl Counters {
             chunk_crc_mismatches: self
                 .chunk_crc_mismatches
                 .saturating_sub(earlier.chunk_crc_mismatches),
+            refetches_past_cache: self
+                .refetches_past_cache
+                .saturating_sub(earlier.refetches_past_cache),
+            corrupt_ends: self.corrupt_ends.saturating_sub(earlier.corrupt_ends),
+            lost_ends: self.lost_ends.saturating_sub(earlier.lost_ends),
             range_retries: self.range_retries.saturating_sub(earlier.range_retries),
             repositions: self.repositions.saturating_sub(earlier.repositions),
             indexes_unusable: self

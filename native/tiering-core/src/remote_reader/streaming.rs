@@ -13,6 +13,7 @@ use super::effect::{Effect, FailureKind, Finish, FragmentRef};
 use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState};
+use super::settings::Settings;
 use super::{Next, Phase};
 use crate::mutants::mutant;
 use crate::replica_reader::Failure;
@@ -50,6 +51,8 @@ pub(super) struct Streaming {
     assembly: Assembly,
     ranges: RangeQueue,
     skip: Option<Skip>,
+    /// Up to here in the first fragment bytes must come from the store itself: those of the cache were wrong.
+    past_cache_end: u64,
     /// An object that is gone. What is in front of it is still served, then the place is searched anew.
     gone: Option<(u64, u32)>,
 }
@@ -73,6 +76,7 @@ impl Streaming {
             assembly: Assembly::new(fragment, position, chunk_id, context.settings.verify_crc),
             ranges: RangeQueue::default(),
             skip,
+            past_cache_end: 0,
             gone: None,
         }
     }
@@ -138,10 +142,13 @@ impl Streaming {
             }
         }
         self.retry_due_ranges(context, now_ms);
-        match self.issue(context) {
-            Ok(()) => Next::Stay,
-            Err(finish) => Next::Finish(finish),
+        if let Err(finish) = self.issue(context, now_ms) {
+            return Next::Finish(finish);
         }
+        if self.ranges.owing() == 0 {
+            context.pace.idle(now_ms);
+        }
+        Next::Stay
     }
 
     /// The place is searched from the root again; a group on the way of the old search belongs to nobody then.
@@ -180,8 +187,8 @@ impl Streaming {
                         false => context.deliver(chunk),
                     }
                 }
-                Cut::NeedBytes => match self.ranges.pop_complete() {
-                    Some(block) => self.assembly.push(block),
+                Cut::NeedBytes => match self.ranges.pop_part() {
+                    Some(part) => self.assembly.push(part),
                     None => return Ok(Idle::NeedBytes),
                 },
                 Cut::FragmentEnd => {
@@ -189,6 +196,7 @@ impl Streaming {
                         return Ok(Idle::FragmentEnd);
                     };
                     self.fragments.pop_front();
+                    self.past_cache_end = 0;
                     if self.frontier_index == 0 {
                         self.frontier_position = DATA_START;
                     }
@@ -234,14 +242,19 @@ impl Streaming {
         }
     }
 
-    /// Wrong bytes are fetched again once, from the chunk on.
+    /// Wrong bytes are fetched again once, from the chunk on, and the chunk itself past the cache: it is not known whether the
+    /// store, the way from it or this node has spoilt them.
     fn fetch_again(&mut self, context: &mut Context, text: String) -> Result<(), Finish> {
         let offset = self.assembly.expected_offset();
         if context.suspect_offset.replace(offset) == Some(offset) {
             return Err(failed(FailureKind::Corrupt, text));
         }
         context.counters.range_retries += 1;
+        context.counters.refetches_past_cache += 1;
         self.cancel(context);
+        let chunk_bytes = self.assembly.next_chunk_bytes().unwrap_or(0);
+        self.past_cache_end = (self.assembly.position())
+            .saturating_add(chunk_bytes.max(context.settings.first_request_bytes));
         self.assembly.rewind();
         self.frontier_index = 0;
         self.frontier_position = self.assembly.position();
@@ -250,13 +263,13 @@ impl Streaming {
 
     // Asking.
 
-    fn issue(&mut self, context: &mut Context) -> Result<(), Finish> {
+    fn issue(&mut self, context: &mut Context, now_ms: u64) -> Result<(), Finish> {
         if self.gone.is_some() {
             return Ok(());
         }
-        while self.ranges.owing() < context.depth {
+        while self.ranges.owing() < context.pace.depth() {
             let floor_bytes = self.floor_bytes(context);
-            let target_bytes = context.window_bytes.max(floor_bytes);
+            let target_bytes = context.window_bytes().max(floor_bytes);
             let outstanding_bytes = context.ready_bytes + self.bytes();
             let room_bytes = target_bytes.saturating_sub(outstanding_bytes);
             if room_bytes == 0 {
@@ -276,19 +289,27 @@ impl Streaming {
                     false => return Ok(()),
                 }
             }
-            // Equal pieces instead of full ones and a small rest.
-            let request_bytes = context.settings.read_request_bytes;
-            let piece_bytes = remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes));
+            let data_end = DATA_START.saturating_add(fragment.data_bytes);
+            let piece_bytes = piece_bytes(&context.settings, self.frontier_position, data_end);
             let mut length = piece_bytes.min(room_bytes);
             let starving = context.ready_chunks == 0 && self.ranges.is_empty();
-            if !starving && length < piece_bytes.min(target_bytes / 2) {
+            // A consumer that has not used up most of the first request may want no more than it: one record costs one request.
+            let is_worth_it = match context.window_has_grown() {
+                true => length >= piece_bytes.min(target_bytes / 2),
+                false => room_bytes >= target_bytes / 4 * 3,
+            };
+            if !starving && !is_worth_it {
                 return Ok(());
             }
             let limit_bytes = floor_bytes.max(context.held_bytes);
             if outstanding_bytes + length > limit_bytes {
-                if !starving {
+                if !context.reserve_is_pending() {
                     context
                         .reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
+                    return Ok(());
+                }
+                // Whoever has nothing at all does not wait for its turn.
+                if !starving || !context.reserve_is_deferred() {
                     return Ok(());
                 }
                 length = limit_bytes.saturating_sub(outstanding_bytes);
@@ -299,7 +320,7 @@ impl Streaming {
                     ));
                 }
             }
-            self.ask(context, fragment, length);
+            self.ask(context, now_ms, fragment, length, piece_bytes);
         }
         Ok(())
     }
@@ -312,27 +333,34 @@ impl Streaming {
             .saturating_add(self.assembly.next_chunk_bytes().unwrap_or(0))
     }
 
-    fn ask(&mut self, context: &mut Context, fragment: FragmentRef, length: u64) {
+    fn ask(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        fragment: FragmentRef,
+        length: u64,
+        piece_bytes: u64,
+    ) {
         let id = context.fresh_id();
         let start = self.frontier_position;
-        let end = start + length;
+        let past_cache = self.frontier_index == 0 && start < self.past_cache_end;
+        let mut end = start + length;
+        if past_cache {
+            end = end.min(self.past_cache_end);
+        } else if length < piece_bytes {
+            end = block_end(&context.settings, start, end);
+        }
         self.frontier_position = end;
-        let state = RangeState::InFlight;
-        self.ranges.push(Range {
-            id,
-            fragment,
-            start,
-            end,
-            attempts: 0,
-            damaged: 0,
-            state,
-        });
+        self.ranges
+            .push(Range::new(id, fragment, start, end, past_cache));
+        context.pace.asked(now_ms);
         context.counters.read_ranges += 1;
         context.emit(Effect::GetRange {
             id,
             fragment,
             start,
             end,
+            past_cache,
         });
     }
 
@@ -382,25 +410,52 @@ impl Streaming {
         while let Some(range) = self.ranges.due_mut(now_ms) {
             range.id = context.fresh_id();
             range.state = RangeState::InFlight;
-            let Range {
-                id,
-                fragment,
-                start,
-                end,
-                ..
-            } = *range;
             context.counters.read_ranges += 1;
+            context.pace.asked(now_ms);
             context.emit(Effect::GetRange {
-                id,
-                fragment,
-                start,
-                end,
+                id: range.id,
+                fragment: range.fragment,
+                start: range.missing_from(),
+                end: range.end(),
+                past_cache: range.past_cache,
             });
         }
     }
 
     // Answers.
 
+    /// Bytes of a range that goes on. They are good also if the rest never comes.
+    pub(super) fn part_fetched(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        id: u64,
+        bytes: Bytes,
+    ) -> Next {
+        let Some(range) = self.ranges.in_flight_mut(id) else {
+            return Next::Stay;
+        };
+        if bytes.len() as u64 > range.missing_bytes() {
+            let failure = Failure::Transient("more bytes than asked for".to_owned());
+            return self.range_failed(context, now_ms, id, failure);
+        }
+        if bytes.is_empty() {
+            return Next::Stay;
+        }
+        let object = (range.fragment.first_offset, range.fragment.uid);
+        let part_bytes = bytes.len() as u64;
+        context.progress(now_ms);
+        context.object_found(object);
+        context.counters.read_bytes += part_bytes;
+        if context.ready_chunks == 0 {
+            context.pace.hungry();
+        }
+        let is_complete = self.ranges.arrived(id, bytes);
+        context.pace.arrived(now_ms, part_bytes, is_complete);
+        Next::Stay
+    }
+
+    /// The end of a range's answer.
     pub(super) fn range_fetched(
         &mut self,
         context: &mut Context,
@@ -408,54 +463,50 @@ impl Streaming {
         id: u64,
         outcome: Result<Bytes, Failure>,
     ) -> Next {
+        match outcome {
+            Ok(bytes) => {
+                let next = self.part_fetched(context, now_ms, id, bytes);
+                // Still there: it is not complete.
+                if self.ranges.in_flight_mut(id).is_some() {
+                    let failure = Failure::Transient("short answer".to_owned());
+                    return self.range_failed(context, now_ms, id, failure);
+                }
+                next
+            }
+            Err(failure) => self.range_failed(context, now_ms, id, failure),
+        }
+    }
+
+    fn range_failed(
+        &mut self,
+        context: &mut Context,
+        now_ms: u64,
+        id: u64,
+        failure: Failure,
+    ) -> Next {
         let Some(range) = self.ranges.in_flight_mut(id) else {
             return Next::Stay;
         };
-        let outcome = outcome.and_then(|bytes| match bytes.len() as u64 {
-            0 => Err(Failure::Transient(format!(
-                "no bytes for {}..{} of {}",
-                range.start, range.end, range.fragment.first_offset
-            ))),
-            length if length > range.len_bytes() => {
-                Err(Failure::Transient("more bytes than asked for".to_owned()))
-            }
-            _ => Ok(bytes),
-        });
-        match outcome {
-            Ok(bytes) => {
-                let object = (range.fragment.first_offset, range.fragment.uid);
-                let (short, attempt) =
-                    ((bytes.len() as u64) < range.len_bytes(), range.attempts + 1);
-                context.progress(now_ms);
-                context.object_found(object);
-                context.counters.read_bytes += bytes.len() as u64;
-                let rest_id = context.fresh_id();
-                let rest_until_ms = match short {
-                    true => context.fault(
-                        now_ms,
-                        attempt,
-                        &Failure::Transient("short answer".to_owned()),
-                    ),
-                    false => now_ms,
-                };
-                self.ranges.complete(id, bytes, rest_id, rest_until_ms);
-            }
-            Err(Failure::NotFound(_)) => {
+        match failure {
+            Failure::NotFound(_) => {
                 self.gone = Some((range.fragment.first_offset, range.fragment.uid));
                 range.state = RangeState::Backoff { until_ms: u64::MAX };
                 for id in self.ranges.cut_from(id) {
                     context.emit(Effect::Cancel { id });
                 }
             }
-            Err(Failure::Corrupt(text)) if range.damaged > 0 => {
+            Failure::Corrupt(text) if range.damaged > 0 => {
                 range.state = RangeState::Backoff { until_ms: u64::MAX };
                 return Next::Finish(failed(FailureKind::Corrupt, text));
             }
-            Err(failure) => {
+            failure => {
                 range.attempts += 1;
-                range.damaged += u32::from(matches!(failure, Failure::Corrupt(_)));
+                if matches!(failure, Failure::Corrupt(_)) {
+                    range.damaged += 1;
+                    range.past_cache = true;
+                }
                 let until_ms = context.fault(now_ms, range.attempts, &failure);
-                range.state = RangeState::Backoff { until_ms };
+                self.ranges.ended_early(id, until_ms);
             }
         }
         Next::Stay
@@ -492,4 +543,33 @@ impl Streaming {
             }
         }
     }
+}
+
+/// How long a range from `start` is if there is memory for it. Ranges of different readers coincide soon, wherever each began:
+/// they end at multiples of the longest request, and the last one of a fragment takes a small rest along.
+fn piece_bytes(settings: &Settings, start: u64, data_end: u64) -> u64 {
+    let request_bytes = settings.read_request_bytes;
+    let remaining_bytes = data_end.saturating_sub(start);
+    if settings.block_bytes == 1 {
+        // Equal pieces instead of full ones and a small rest.
+        return remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes).max(1));
+    }
+    let boundary = (start / request_bytes + 1).saturating_mul(request_bytes);
+    if data_end <= boundary.saturating_add(request_bytes / 4) {
+        return remaining_bytes;
+    }
+    let first_bytes = settings.first_request_bytes;
+    if boundary - start < first_bytes {
+        // Too little to begin with, and the boundary after it is too far.
+        let first_end = block_end(settings, start, start + first_bytes);
+        return remaining_bytes.min(first_end - start);
+    }
+    boundary - start
+}
+
+/// Where a range that is shorter than it could be ends: at a block.
+const fn block_end(settings: &Settings, start: u64, end: u64) -> u64 {
+    let aligned = end - end % settings.block_bytes;
+    // A place inside a block that is nearly through: better a range that ends anywhere than a tiny one.
+    if aligned > start { aligned } else { end }
 }

@@ -14,29 +14,29 @@ use tiering_core::remote_reader::{
     RemoteReader, Settings, Start,
 };
 use tiering_core::replica_reader::Failure;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::handle::{Outlet, Wake, closed};
-use super::memory::Share;
+use super::memory::{FLOOR_BYTES, ReadMemory, Share};
 use crate::clock::random_u64;
 use crate::engine::Shared;
 use crate::manifests::ManifestState;
+use crate::read_cache::BLOCK_BYTES;
 use crate::remote_tier::{StoreError, StoreErrorKind};
 use crate::settings::Config;
-
-/// A group has some thousand entries of 34 bytes; a larger object is not a group.
-const GROUP_BYTES_MAX: u64 = 16 << 20;
 
 /// How long a look-up of a manifest that is not known waits for it to become known. The machine counts the attempts.
 const MANIFEST_WAIT: Duration = Duration::from_secs(1);
 
 /// A machine's settings from the engine's.
-fn machine_settings(config: &Config) -> Settings {
+fn machine_settings(config: &Config, memory: &ReadMemory) -> Settings {
     Settings {
         read_request_bytes: config.read_request_size_bytes,
         // A single reader must not be promised more than all of them may have.
-        read_ahead_bytes: config.read_ahead_bytes.min(config.read_memory_bytes),
+        read_ahead_bytes: config.read_ahead_bytes.min(memory.capacity_bytes()),
+        first_request_bytes: FLOOR_BYTES,
+        block_bytes: BLOCK_BYTES,
         verify_crc: config.verify_crc_on_read,
         ..Settings::default()
     }
@@ -56,7 +56,14 @@ pub(super) struct Driver {
     requests: HashMap<Id, u64>,
     aborts: HashMap<u64, AbortHandle>,
     share: Share,
+    /// After the share: the cache gets what it leaves.
+    _fit: FitCache,
     waiting_grant: Option<(u64, WaitingGrant)>,
+    /// Parts of answers, from the tasks. Bounded by what the machine has asked for.
+    parts: mpsc::UnboundedReceiver<Event>,
+    parts_sender: mpsc::UnboundedSender<Event>,
+    /// This reader's fair share of the node's memory, as the machine knows it.
+    fair_bytes: u64,
     counted: Counters,
 }
 
@@ -68,9 +75,12 @@ impl Driver {
         outlet: Arc<Outlet>,
         wake: Arc<dyn Wake>,
     ) -> Self {
-        let settings = machine_settings(&shared.config);
+        let share = shared.read_memory.share();
+        shared.fit_cache();
+        let settings = machine_settings(&shared.config, &shared.read_memory);
         let machine = RemoteReader::new(shared.clock.now_ms(), settings, start, random_u64());
         shared.stats.remote_readers.increment();
+        let (parts_sender, parts) = mpsc::unbounded_channel();
         Self {
             machine,
             stream_id: Arc::from(stream_id),
@@ -79,8 +89,12 @@ impl Driver {
             tasks: JoinSet::new(),
             requests: HashMap::new(),
             aborts: HashMap::new(),
-            share: shared.read_memory.share(),
+            share,
+            _fit: FitCache(Arc::clone(&shared)),
             waiting_grant: None,
+            parts,
+            parts_sender,
+            fair_bytes: settings.read_ahead_bytes,
             counted: Counters::default(),
             shared,
         }
@@ -91,10 +105,32 @@ impl Driver {
         self.run_effects();
         while !self.machine.is_finished() {
             let event = self.next_event().await;
+            // What came of an answer before its end, in the order in which it came.
+            self.pass_parts_on();
             if let Some(event) = event {
-                self.machine.handle(self.shared.clock.now_ms(), event);
-                self.run_effects();
+                self.handle(event);
             }
+            self.tell_share();
+            self.run_effects();
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.machine.handle(self.shared.clock.now_ms(), event);
+    }
+
+    fn pass_parts_on(&mut self) {
+        while let Ok(part) = self.parts.try_recv() {
+            self.handle(part);
+        }
+    }
+
+    /// Others came or went.
+    fn tell_share(&mut self) {
+        let bytes = self.shared.read_memory.fair_bytes();
+        if bytes != self.fair_bytes {
+            self.fair_bytes = bytes;
+            self.handle(Event::Share { bytes });
         }
     }
 
@@ -105,6 +141,11 @@ impl Driver {
             .map(|at_ms| self.shared.clock.instant_at(at_ms));
         tokio::select! {
             Some(done) = self.tasks.join_next_with_id() => self.task_ended(done),
+            Some(part) = self.parts.recv() => {
+                self.handle(part);
+                self.pass_parts_on();
+                None
+            }
             () = self.outlet.taken.notified() => {
                 let (chunks, bytes) = self.outlet.lock().drain_taken();
                 (chunks > 0).then_some(Event::Consumed { chunks, bytes })
@@ -144,21 +185,25 @@ impl Driver {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::RefreshManifest { id } => self.refresh_manifest(id),
-                Effect::GetGroup { id, group } => self.get_group(id, group),
+                Effect::GetGroup {
+                    id,
+                    group,
+                    past_cache,
+                } => self.get_group(id, group, past_cache),
                 Effect::GetIndex {
                     id,
                     fragment,
                     start,
-                    end_max: end,
-                }
-                | Effect::GetRange {
+                    end_max,
+                    past_cache,
+                } => self.get_index(id, fragment, start..end_max, past_cache),
+                Effect::GetRange {
                     id,
                     fragment,
                     start,
                     end,
-                } => {
-                    self.get_range(id, fragment, start, end);
-                }
+                    past_cache,
+                } => self.get_range(id, fragment, start..end, past_cache),
                 Effect::Cancel { id } => {
                     if let Some(abort) = self.aborts.remove(&id) {
                         self.requests.remove(&abort.id());
@@ -167,7 +212,11 @@ impl Driver {
                 }
                 Effect::Reserve { bytes } => self.reserve(bytes),
                 Effect::Release { bytes } => self.share.release(bytes),
-                Effect::Deliver(chunk) => wake |= self.outlet.lock().push(chunk),
+                Effect::Deliver(chunk) => {
+                    let stats = &self.shared.stats;
+                    stats.read_delivered_bytes.add(chunk.bytes.len() as u64);
+                    wake |= self.outlet.lock().push(chunk);
+                }
                 Effect::Finish(finish) => {
                     match &finish {
                         Finish::Local { .. } => self.shared.stats.to_local_transitions.increment(),
@@ -210,26 +259,54 @@ impl Driver {
         }
     }
 
-    fn get_group(&mut self, id: u64, group: GroupRef) {
-        let key =
-            self.shared
-                .keys
-                .group(&self.stream_id, group.kind, group.first_offset, group.uid);
-        let tier = Arc::clone(&self.shared.tier);
+    fn get_group(&mut self, id: u64, group: GroupRef, past_cache: bool) {
+        let keys = &self.shared.keys;
+        let key = keys.group(&self.stream_id, group.kind, group.first_offset, group.uid);
+        let (cache, key) = (self.shared.read_cache.clone(), Arc::from(key));
         self.spawn(id, async move {
-            fetched(id, tier.get(&key, GROUP_BYTES_MAX).await)
+            fetched(id, cache.group(&key, past_cache).await)
         });
     }
 
-    fn get_range(&mut self, id: u64, fragment: FragmentRef, start: u64, end: u64) {
-        let key = self
-            .shared
-            .keys
-            .fragment(&self.stream_id, fragment.first_offset, fragment.uid);
-        let tier = Arc::clone(&self.shared.tier);
+    fn get_index(
+        &mut self,
+        id: u64,
+        fragment: FragmentRef,
+        range: std::ops::Range<u64>,
+        past_cache: bool,
+    ) {
+        let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         self.spawn(id, async move {
-            fetched(id, tier.get_range(&key, start..end).await)
+            fetched(id, cache.index(&key, range, past_cache).await)
         });
+    }
+
+    fn get_range(
+        &mut self,
+        id: u64,
+        fragment: FragmentRef,
+        range: std::ops::Range<u64>,
+        past_cache: bool,
+    ) {
+        let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
+        let parts = self.parts_sender.clone();
+        self.spawn(id, async move {
+            let mut read = cache.range(&key, range, past_cache);
+            loop {
+                match read.next().await {
+                    // The driver is there as long as its tasks are.
+                    Some(Ok(bytes)) => drop(parts.send(Event::Part { id, bytes })),
+                    Some(Err(error)) => return fetched(id, Err(error)),
+                    None => return fetched(id, Ok(Bytes::new())),
+                }
+            }
+        });
+    }
+
+    fn key_of(&self, fragment: &FragmentRef) -> Arc<str> {
+        let keys = &self.shared.keys;
+        let key = keys.fragment(&self.stream_id, fragment.first_offset, fragment.uid);
+        Arc::from(key)
     }
 
     fn spawn(&mut self, id: u64, request: impl Future<Output = Event> + Send + 'static) {
@@ -245,7 +322,10 @@ impl Driver {
                 self.machine
                     .handle(self.shared.clock.now_ms(), Event::Granted { bytes });
             }
-            None => self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes)))),
+            None => {
+                self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes))));
+                self.handle(Event::Deferred);
+            }
         }
     }
 
@@ -258,9 +338,22 @@ impl Driver {
         stats.read_bytes.add(new.read_bytes);
         stats.chunks_served_remote.add(new.chunks_served);
         stats.chunk_crc_mismatches.add(new.chunk_crc_mismatches);
+        stats
+            .read_refetches_past_cache
+            .add(new.refetches_past_cache);
+        stats.readers_corrupt.add(new.corrupt_ends);
+        stats.readers_lost.add(new.lost_ends);
         stats.range_retries.add(new.range_retries);
         stats.reader_repositions.add(new.repositions);
         stats.fragment_indexes_unusable.add(new.indexes_unusable);
+    }
+}
+
+struct FitCache(Arc<Shared>);
+
+impl Drop for FitCache {
+    fn drop(&mut self) {
+        self.0.fit_cache();
     }
 }
 

@@ -1,132 +1,27 @@
 //! Readers over a store in memory whose answers can be held back.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::*;
+use crate::engine::Engine;
+use crate::manifests::ResolvedManifest;
+use crate::remote_tier::StoreErrorKind;
+use crate::remote_tier::gate::Gate;
+use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
+use crate::settings::Config;
 use bytes::Bytes;
 use log_format::chunk::{ChunkHeader, ChunkType};
 use log_format::crc::crc32;
 use log_format::fragment::{FragmentIndexRecord, HEADER};
 use log_format::key::KeySpace;
 use log_format::manifest::{Entry, Kind, Root};
-use tokio::sync::{Notify, Semaphore};
-
-use super::*;
-use crate::engine::Engine;
-use crate::manifests::ResolvedManifest;
-use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
-use crate::remote_tier::{
-    DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreErrorKind, StoreFuture,
-};
-use crate::settings::Config;
 
 const SOON: Duration = Duration::from_secs(30);
 const STREAM: &str = "__s_1";
-
-/// Lets ranged GETs through only while it is open; knows how many bytes are on their way.
-struct Gate {
-    inner: Arc<dyn RemoteTier>,
-    open: Semaphore,
-    running: AtomicUsize,
-    running_bytes: AtomicU64,
-    most_running_bytes: AtomicU64,
-    changed: Notify,
-}
-
-struct Passage<'a>(&'a Gate, u64);
-
-impl Drop for Passage<'_> {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
-        self.0.running_bytes.fetch_sub(self.1, Ordering::SeqCst);
-        self.0.changed.notify_waiters();
-    }
-}
-
-impl Gate {
-    fn new(inner: Arc<dyn RemoteTier>, open: bool) -> Arc<Self> {
-        Arc::new(Self {
-            inner,
-            open: Semaphore::new(if open { Semaphore::MAX_PERMITS } else { 0 }),
-            running: AtomicUsize::new(0),
-            running_bytes: AtomicU64::new(0),
-            most_running_bytes: AtomicU64::new(0),
-            changed: Notify::new(),
-        })
-    }
-
-    fn enter(&self, bytes: u64) -> Passage<'_> {
-        self.running.fetch_add(1, Ordering::SeqCst);
-        let now = self.running_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        self.most_running_bytes.fetch_max(now, Ordering::SeqCst);
-        self.changed.notify_waiters();
-        Passage(self, bytes)
-    }
-
-    /// Waits until this many requests are running.
-    fn wait_running(&self, count: usize) {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        let wait = async {
-            loop {
-                let changed = self.changed.notified();
-                tokio::pin!(changed);
-                changed.as_mut().enable();
-                if self.running.load(Ordering::SeqCst) == count {
-                    return;
-                }
-                changed.await;
-            }
-        };
-        runtime
-            .block_on(async { tokio::time::timeout(SOON, wait).await })
-            .expect("soon");
-    }
-}
-
-impl RemoteTier for Gate {
-    fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
-        self.inner.put(request)
-    }
-
-    fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
-        self.inner.get(key, max_bytes)
-    }
-
-    fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
-        Box::pin(async move {
-            let _passage = self.enter(range.end - range.start);
-            self.open.acquire().await.expect("never closed").forget();
-            self.inner.get_range(key, range).await
-        })
-    }
-
-    fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
-        self.inner.head(key)
-    }
-
-    fn list<'a>(
-        &'a self,
-        prefix: &'a str,
-        token: Option<&'a str>,
-        max_keys: usize,
-    ) -> StoreFuture<'a, ListPage> {
-        self.inner.list(prefix, token, max_keys)
-    }
-
-    fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
-        self.inner.delete(keys)
-    }
-
-    fn probe(&self) -> StoreFuture<'_, ()> {
-        self.inner.probe()
-    }
-}
 
 struct WakeUps(Mutex<Sender<()>>);
 
@@ -504,12 +399,14 @@ fn damage_that_stays_ends_the_reader_loudly() {
     ));
     assert!(reader.read == world.chunks[..50]);
     assert_eq!(world.stat("readers_failed"), 1);
+    assert_eq!(world.stat("readers_corrupt"), 1);
+    assert_eq!(world.stat("read_refetches_past_cache"), 1);
 }
 
 #[test]
 fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
     const MEMORY_BYTES: u64 = 2 << 20;
-    const FIRST_REQUEST_BYTES: u64 = 256 << 10;
+    const FIRST_REQUEST_BYTES: u64 = 512 << 10;
     let world = World::new(6000, true, |config| {
         config.read_request_size_bytes = 1 << 20;
         config.read_ahead_bytes = 1 << 20;
@@ -536,9 +433,37 @@ fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
     world.gate.wait_running(0);
     assert_eq!(
         world.engine.shared().read_memory.available_bytes(),
-        MEMORY_BYTES,
+        MEMORY_BYTES / 2,
         "all of it was given back"
     );
+}
+
+#[test]
+fn ten_readers_of_one_history_fetch_it_once() {
+    let world = World::new(6000, true, |_| ());
+    world.publish();
+    std::thread::scope(|scope| {
+        for number in 0..10 {
+            let world = &world;
+            scope.spawn(move || {
+                let mut reader = world.reader(Start::Offset(number));
+                reader.run_to_the_end();
+                assert!(reader.read == world.chunks[number as usize..]);
+            });
+        }
+    });
+    let objects: usize = [(0, 1), (3000, 2)]
+        .iter()
+        .filter_map(|(offset, uid)| world.memory.object(&fragment_key(*offset, *uid)))
+        .map(|object| object.bytes.len())
+        .sum();
+    let fetched = world.stat("read_fetched_bytes");
+    assert!(
+        fetched * 10 <= 12 * objects as i64,
+        "{fetched} bytes fetched of {objects}"
+    );
+    assert!(world.stat("read_delivered_bytes") > 9 * fetched);
+    assert!(world.stat("read_cache_hits") + world.stat("read_cache_joins") > 0);
 }
 
 #[test]
@@ -563,4 +488,110 @@ fn readers_whose_consumers_sleep_do_not_stop_the_others() {
         ReadOutcome::Local { next_offset: 6000 }
     );
     assert!(reader.read == world.chunks);
+}
+
+/// Waits until something holds that other threads bring about.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + SOON;
+    while !holds() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+#[test]
+fn ten_thousand_readers_that_come_and_go_leave_nothing_behind() {
+    const CYCLES: usize = 10_000;
+    let world = World::new(2000, false, |config| {
+        config.read_memory_bytes = 64 << 20;
+    });
+    world.publish();
+    let runtime = world.engine.runtime().expect("open");
+    let alive = || runtime.metrics().num_alive_tasks();
+    let tasks_before = alive();
+    let descriptors_before = open_descriptors();
+    // Killed while the store does not answer, each at another place, up to a hundred at a time.
+    let mut readers = std::collections::VecDeque::new();
+    for cycle in 0..CYCLES / 2 {
+        readers.push_back(world.reader(Start::Offset(cycle as u64 % 2000)));
+        if readers.len() > 100 {
+            readers.pop_front();
+        }
+    }
+    world.gate.wait_at_least(1);
+    drop(readers);
+    world.gate.wait_running(0);
+    assert_eq!(world.stat("chunks_served_remote"), 0);
+    // Killed with chunks that nobody took.
+    world.gate.open.add_permits(1 << 20);
+    for cycle in 0..CYCLES / 2 {
+        let mut reader = world.reader(Start::Offset(cycle as u64 % 2000));
+        while matches!(reader.handle.read(u64::MAX), ReadOutcome::Wait) {
+            reader.await_wake();
+        }
+    }
+    assert!(world.stat("chunks_served_remote") >= CYCLES as i64 / 2);
+    until("readers are gone", || world.stat("remote_readers") == 0);
+    until("memory is given back", || {
+        world.stat("read_memory_reserved_bytes") == 0
+    });
+    until("tasks are gone", || alive() <= tasks_before);
+    world.gate.wait_running(0);
+    let shared = world.engine.shared();
+    assert_eq!(shared.read_cache.pending(), 0);
+    assert_eq!(shared.read_memory.available_bytes(), 32 << 20);
+    assert!(world.stat("read_cache_bytes") <= 32 << 20);
+    assert_eq!(world.stat("readers_waiting_for_memory"), 0);
+    assert!(
+        open_descriptors() <= descriptors_before + 8,
+        "descriptors of tests that run beside this one"
+    );
+}
+
+#[test]
+fn bytes_that_were_spoilt_on_the_way_are_fetched_past_the_cache_once_and_nobody_sees_them() {
+    let world = World::new(102, true, |_| ());
+    world.publish();
+    // The middle of the first object is in the data of a chunk.
+    world.faults.inject(Fault::flip_bit(Operation::GetRange));
+    let mut readers: Vec<Reader> = (0..3).map(|_| world.reader(Start::Offset(0))).collect();
+    for reader in &mut readers {
+        assert_eq!(
+            reader.run_to_the_end(),
+            ReadOutcome::Local { next_offset: 102 }
+        );
+        assert!(reader.read == world.chunks);
+    }
+    assert!(world.stat("chunk_crc_mismatches") >= 1);
+    assert!(world.stat("read_refetches_past_cache") >= 1);
+    assert_eq!(world.stat("readers_corrupt"), 0);
+    // What is in the cache now is right.
+    let mismatches = world.stat("chunk_crc_mismatches");
+    let mut reader = world.reader(Start::Offset(0));
+    reader.run_to_the_end();
+    assert!(reader.read == world.chunks);
+    assert_eq!(world.stat("chunk_crc_mismatches"), mismatches);
+}
+
+#[test]
+fn an_answer_that_breaks_off_costs_what_was_missing() {
+    let world = World::new(2000, true, |_| ());
+    world.publish();
+    let object = world.memory.object(&fragment_key(0, 1)).expect("there");
+    let fault = Fault::break_off(Operation::GetRange, 300 << 10).on(&fragment_key(0, 1));
+    world.faults.inject(fault);
+    let mut reader = world.reader(Start::Offset(0));
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 2000 }
+    );
+    assert!(reader.read == world.chunks);
+    assert_eq!(world.stat("range_retries"), 1);
+    let both = 2 * object.bytes.len() as i64;
+    // A block at most came twice.
+    assert!(world.stat("read_fetched_bytes") <= both + (256 << 10));
 }

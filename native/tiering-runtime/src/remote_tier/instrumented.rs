@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture};
+use super::{
+    DeleteOutcome, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError, StoreFuture,
+};
 use crate::stats::{Stat, Stats};
 
 /// Counts what passes through.
@@ -41,6 +43,19 @@ impl Instrumented {
     }
 }
 
+/// Counts bytes as they come, also those of an answer that breaks off.
+struct Counting<'a> {
+    sink: &'a mut dyn RangeSink,
+    stats: &'a Stats,
+}
+
+impl RangeSink for Counting<'_> {
+    fn push(&mut self, bytes: Bytes) {
+        self.stats.received_bytes.add(bytes.len() as u64);
+        self.sink.push(bytes);
+    }
+}
+
 impl RemoteTier for Instrumented {
     fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
         let len_bytes = request.body.len_bytes();
@@ -71,6 +86,23 @@ impl RemoteTier for Instrumented {
                 stats.received_bytes.add(bytes.len() as u64);
             },
         )
+    }
+
+    fn stream_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a mut dyn RangeSink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let mut counting = Counting {
+                sink,
+                stats: &self.stats,
+            };
+            let request = self.inner.stream_range(key, range, &mut counting);
+            self.count(&self.stats.get_range_requests, request, |_, ()| ())
+                .await
+        })
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {

@@ -16,6 +16,8 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 mod error;
+#[cfg(test)]
+pub(crate) mod gate;
 mod instrumented;
 mod retrying;
 mod s3;
@@ -26,6 +28,12 @@ pub use error::{StoreError, StoreErrorKind};
 pub use instrumented::Instrumented;
 pub use retrying::{Retrying, RetryingPolicy};
 pub use s3::S3RemoteTier;
+
+/// Where the bytes of a range go as they come.
+pub trait RangeSink: Send {
+    /// The next bytes.
+    fn push(&mut self, bytes: Bytes);
+}
 
 /// At most this many keys in one `delete` and one `list` page: S3's own limit.
 pub const KEYS_MAX: usize = 1000;
@@ -46,6 +54,19 @@ pub trait RemoteTier: Send + Sync + 'static {
     /// The bytes `range.start..range.end` of an object. Shorter only where the object ends; starting past the end is `InvalidRange`.
     /// An empty range is an error of the caller (`InvalidRange`).
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes>;
+
+    /// The same as [`Self::get_range`], handed over as it comes. What came before a failure is good.
+    fn stream_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a mut dyn RangeSink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            sink.push(self.get_range(key, range).await?);
+            Ok(())
+        })
+    }
 
     /// Size and metadata of an object.
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta>;

@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier,
-    StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
+    RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// One stored object.
@@ -242,6 +242,8 @@ enum Harm {
     Panic,
     /// The answer has one bit flipped.
     FlipBit,
+    /// Streamed ranges: the answer breaks off after so many bytes.
+    BreakOff(usize),
 }
 
 /// One fault: what it hits, what it does, how often.
@@ -291,6 +293,12 @@ impl Fault {
     #[must_use]
     pub fn flip_bit(operation: Operation) -> Self {
         Self::new(operation, Harm::FlipBit)
+    }
+
+    /// Streamed ranges: the answer breaks off after so many bytes; other requests fail.
+    #[must_use]
+    pub fn break_off(operation: Operation, bytes: usize) -> Self {
+        Self::new(operation, Harm::BreakOff(bytes))
     }
 
     /// Only for keys that contain this.
@@ -363,20 +371,27 @@ impl Faulty {
         request: StoreFuture<'a, T>,
         flip: impl FnOnce(T) -> T + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        Box::pin(async move {
-            match self.next_harm(operation, &key) {
-                None => request.await,
-                Some(Harm::Fail(kind)) => failure(kind, "injected"),
-                Some(Harm::LoseAnswer(kind)) => {
-                    request.await?;
-                    failure(kind, "injected, answer lost")
-                }
-                Some(Harm::Hang) => std::future::pending().await,
-                #[allow(clippy::panic)]
-                Some(Harm::Panic) => panic!("injected"),
-                Some(Harm::FlipBit) => request.await.map(flip),
-            }
-        })
+        Box::pin(async move { harmed(self.next_harm(operation, &key), request, flip).await })
+    }
+}
+
+async fn harmed<T>(
+    harm: Option<Harm>,
+    request: StoreFuture<'_, T>,
+    flip: impl FnOnce(T) -> T,
+) -> Result<T, StoreError> {
+    match harm {
+        None => request.await,
+        Some(Harm::Fail(kind)) => failure(kind, "injected"),
+        Some(Harm::LoseAnswer(kind)) => {
+            request.await?;
+            failure(kind, "injected, answer lost")
+        }
+        Some(Harm::Hang) => std::future::pending().await,
+        #[allow(clippy::panic)]
+        Some(Harm::Panic) => panic!("injected"),
+        Some(Harm::FlipBit) => request.await.map(flip),
+        Some(Harm::BreakOff(_)) => failure(StoreErrorKind::Connection, "injected, broken off"),
     }
 }
 
@@ -411,6 +426,28 @@ impl RemoteTier for Faulty {
             self.inner.get_range(key, range),
             flip_bit,
         )
+    }
+
+    fn stream_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a mut dyn RangeSink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let harm = self.next_harm(Operation::GetRange, key);
+            let inner = self.inner.get_range(key, range);
+            let bytes = match harm {
+                Some(Harm::BreakOff(length)) => {
+                    let bytes = inner.await?;
+                    sink.push(bytes.slice(..length.min(bytes.len())));
+                    return failure(StoreErrorKind::Connection, "injected, broken off");
+                }
+                harm => harmed(harm, inner, flip_bit).await?,
+            };
+            sink.push(bytes);
+            Ok(())
+        })
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {

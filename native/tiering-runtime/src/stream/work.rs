@@ -49,8 +49,9 @@ impl Workshop {
             Arc::clone(&plan),
             Arc::clone(buffers),
         );
+        let key = keys.fragment(&self.stream.stream_id, plan.first_offset, uid);
         let request = PutRequest {
-            key: keys.fragment(&self.stream.stream_id, plan.first_offset, uid),
+            key: key.clone(),
             body: PutBody::Source(Arc::new(body)),
             crc32: plan.object_crc(),
             metadata: metadata::fragment(&self.stream, &config.cluster, &plan),
@@ -66,6 +67,8 @@ impl Workshop {
             Ok(()) => {
                 stats.fragments_uploaded.increment();
                 stats.fragment_bytes_uploaded.add(len_bytes);
+                let index_start = log_format::fragment::HEADER_BYTES as u64 + plan.size_bytes;
+                (self.shared.read_cache).remember_index(&key, index_start, &plan.index);
                 Ok(uid)
             }
             Err(error) => {

@@ -189,7 +189,12 @@ fn a_chunk_with_a_wrong_crc_is_fetched_again_once() {
     run.answer(&request, Ok(bytes.into()));
     assert!(run.queue.is_empty());
     assert_eq!(run.reader.counters().chunk_crc_mismatches, 1);
+    assert_eq!(
+        run.past_cache, 1,
+        "what is asked for again is not taken from a cache"
+    );
     run.run_to_the_end();
+    assert_eq!(run.reader.counters().refetches_past_cache, 1);
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
@@ -201,7 +206,10 @@ fn a_chunk_that_stays_wrong_is_never_delivered() {
     world.objects.insert((0, 1), object.into());
     let mut run = started(world);
     assert_eq!(kind_of(run.run_to_the_end()), FailureKind::Corrupt);
-    assert_eq!(run.reader.counters().chunk_crc_mismatches, 2);
+    let counters = run.reader.counters();
+    assert_eq!(counters.chunk_crc_mismatches, 2);
+    assert_eq!(counters.refetches_past_cache, 1);
+    assert_eq!((counters.corrupt_ends, counters.lost_ends), (1, 0));
     assert_eq!(
         run.delivered(),
         run.world.chunks_from(0)[..run.delivered.len()]
@@ -352,4 +360,36 @@ fn a_fragment_cut_anew_inside_a_delivered_chunk_is_refused() {
     run.world.root = other.root;
     run.answer(&request, Err(Failure::NotFound("gone".to_owned())));
     assert_eq!(kind_of(run.run_to_the_end()), FailureKind::Corrupt);
+}
+
+#[test]
+fn only_the_wrong_chunk_is_fetched_past_the_cache() {
+    let mut run = started(stream());
+    let request = run.take_request(What::Range);
+    let mut bytes = run.truth(&request).expect("there").to_vec();
+    bytes[60] ^= 1;
+    run.answer(&request, Ok(bytes.into()));
+    run.run_to_the_end();
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+    assert!(run.past_cache <= 2, "{}", run.past_cache);
+    assert!(run.ranges().len() > 4);
+}
+
+#[test]
+fn what_came_of_a_range_before_it_broke_is_not_asked_for_again() {
+    let mut run = started(stream());
+    let request = run.requests[0].clone();
+    run.answer_in_part(&request, 37);
+    run.fail(What::Range, Failure::Transient("broken off".to_owned()));
+    run.sleep();
+    assert_eq!(
+        run.ranges(),
+        [
+            (0, request.start, request.end),
+            (0, request.start + 37, request.end)
+        ]
+    );
+    run.run_to_the_end();
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+    assert_eq!(run.reader.counters().range_retries, 1);
 }

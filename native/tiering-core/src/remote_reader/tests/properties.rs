@@ -40,6 +40,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         64_u64..400,
         1_usize..6,
         1_usize..9,
+        1_u64..200,
     )
         .prop_map(
             |(
@@ -48,6 +49,7 @@ fn settings() -> impl Strategy<Value = Settings> {
                 first_request_bytes,
                 max_depth,
                 max_ready_chunks,
+                block_bytes,
             )| {
                 Settings {
                     read_request_bytes,
@@ -55,6 +57,7 @@ fn settings() -> impl Strategy<Value = Settings> {
                     first_request_bytes,
                     max_depth,
                     max_ready_chunks,
+                    block_bytes,
                     ..Settings::default()
                 }
                 .sanitized()
@@ -88,7 +91,21 @@ fn run_by_chance(
                 run.drain();
             }
             _ if !run.requests.is_empty() => {
-                let request = run.requests[chance.below(run.requests.len())].clone();
+                let mut request = run.requests[chance.below(run.requests.len())].clone();
+                let length = request.end.saturating_sub(request.start);
+                if request.what == What::Range && length > 1 && chance.percent(40) {
+                    // In parts, of which what came stays whatever becomes of the rest.
+                    let available = run.truth(&request).map_or(0, |bytes| bytes.len());
+                    if available > 1 {
+                        let part = 1 + chance.below(available - 1) as u64;
+                        run.answer_in_part(&request, part);
+                        // It may have ended the reader, or the request.
+                        match run.requests.iter().find(|other| other.id == request.id) {
+                            Some(rest) => request = rest.clone(),
+                            None => continue,
+                        }
+                    }
+                }
                 let truth = run.truth(&request);
                 let outcome = match truth {
                     Ok(bytes)

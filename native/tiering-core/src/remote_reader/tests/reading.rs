@@ -256,3 +256,103 @@ fn what_follows_a_fragment_named_in_part_is_read_from_the_next_one() {
     assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 15 });
     assert_eq!(run.delivered(), [before, after].concat());
 }
+
+#[test]
+fn parts_are_served_as_they_come() {
+    let mut run = started(long_stream(1, 200), small_requests());
+    let request = run.take_request(What::Range);
+    run.requests.push(request.clone());
+    assert!(request.end - request.start < 200);
+    run.answer_in_part(&request, 100);
+    assert!(run.queue.is_empty());
+    // The rest of the first range is not the whole first chunk either; the second range is, before it has ended.
+    run.answer_truly(What::Range);
+    let request = run.requests[0].clone();
+    run.answer_in_part(&request, 100);
+    assert_eq!(run.queue.len(), 1, "the first chunk is there");
+    assert_eq!(run.requests.len(), 1, "and its range goes on");
+    assert_eq!(
+        run.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 200 }
+    );
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
+fn ranges_end_at_the_blocks_that_all_readers_share() {
+    const BLOCK: u64 = 500;
+    let settings = Settings {
+        first_request_bytes: 1000,
+        block_bytes: BLOCK,
+        ..small_requests()
+    };
+    for start in [0, 7, 33] {
+        let mut run = Run::new(long_stream(2, 50), settings, Start::Offset(start));
+        assert_eq!(
+            run.run_to_the_end(),
+            ReadOutcome::Local { next_offset: 100 }
+        );
+        assert_eq!(run.delivered(), run.world.chunks_from(start));
+        let ends = [0, 50].map(|first_offset| {
+            run.world
+                .root()
+                .entries
+                .iter()
+                .find(|entry| entry.first_offset == first_offset)
+                .map_or(0, |entry| 8 + entry.size_bytes)
+        });
+        for (_, from, to) in run.ranges() {
+            assert!(
+                to % BLOCK == 0 || ends.contains(&to),
+                "{from}..{to} of {ends:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_reader_s_share_bounds_what_it_fetches_ahead() {
+    let mut run = started(long_stream(3, 200), small_requests());
+    run.handle(Event::Share { bytes: 2000 });
+    assert_eq!(
+        run.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 600 }
+    );
+    assert!(
+        run.max_outstanding <= 2000 + 150 + 204,
+        "{}",
+        run.max_outstanding
+    );
+}
+
+#[test]
+fn one_record_costs_one_request_wherever_it_is() {
+    let settings = Settings {
+        first_request_bytes: 2000,
+        block_bytes: 1000,
+        read_request_bytes: 4000,
+        read_ahead_bytes: 16_000,
+        ..small()
+    };
+    for offset in 0..60 {
+        let mut run = Run::new(long_stream(2, 60), settings, Start::Offset(offset));
+        run.answer_truly(What::Manifest);
+        if offset > 0 {
+            run.answer_truly(What::Index);
+        }
+        run.answer_truly(What::Range);
+        // Near the end of the fragment there may be less in it than a request is long.
+        if offset < 50 {
+            assert!(matches!(
+                run.queue.take(u64::MAX),
+                ReadOutcome::Chunk { .. }
+            ));
+            run.report_consumed();
+            assert_eq!(run.ranges().len(), 1, "{offset}");
+        }
+        assert_eq!(
+            run.run_to_the_end(),
+            ReadOutcome::Local { next_offset: 120 }
+        );
+    }
+}

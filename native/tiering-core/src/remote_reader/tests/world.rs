@@ -223,7 +223,12 @@ pub struct Request {
     pub start: u64,
     pub end: u64,
     pub what: What,
+    /// When it was asked for.
+    pub asked_ms: u64,
 }
+
+/// How long the store takes for a range, however many there are at once.
+const RANGE_MS: u64 = 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
@@ -248,6 +253,8 @@ pub struct Run {
     pub delivered: VecDeque<Bytes>,
     pub finish: Option<Finish>,
     pub max_outstanding: u64,
+    /// Ranges that were asked of the store itself.
+    pub past_cache: usize,
 }
 
 impl Run {
@@ -265,6 +272,7 @@ impl Run {
             delivered: VecDeque::new(),
             finish: None,
             max_outstanding: 0,
+            past_cache: 0,
         };
         run.drain();
         run
@@ -278,7 +286,9 @@ impl Run {
     pub fn drain(&mut self) {
         while let Some(effect) = self.reader.poll_effect() {
             assert!(self.finish.is_none(), "{effect:?} after the end");
+            let asked_ms = self.now_ms;
             let request = |id, object, start, end, what| Request {
+                asked_ms,
                 id,
                 object,
                 start,
@@ -287,7 +297,7 @@ impl Run {
             };
             let request = match effect {
                 Effect::RefreshManifest { id } => request(id, (0, 0), 0, 0, What::Manifest),
-                Effect::GetGroup { id, group } => request(
+                Effect::GetGroup { id, group, .. } => request(
                     id,
                     (group.first_offset, group.uid),
                     0,
@@ -299,6 +309,7 @@ impl Run {
                     fragment,
                     start,
                     end_max,
+                    ..
                 } => request(
                     id,
                     (fragment.first_offset, fragment.uid),
@@ -311,7 +322,9 @@ impl Run {
                     fragment,
                     start,
                     end,
+                    past_cache,
                 } => {
+                    self.past_cache += usize::from(past_cache);
                     assert!(start >= 8 && start < end && end <= 8 + fragment.data_bytes);
                     request(
                         id,
@@ -335,6 +348,8 @@ impl Run {
                     assert_eq!(self.reserve.replace(bytes), None, "one at a time");
                     if self.auto_grant {
                         self.grant();
+                    } else {
+                        self.reader.handle(self.now_ms, Event::Deferred);
                     }
                     continue;
                 }
@@ -402,6 +417,9 @@ impl Run {
 
     pub fn answer(&mut self, request: &Request, outcome: Result<Bytes, Failure>) {
         self.requests.retain(|other| other.id != request.id);
+        if request.what == What::Range {
+            self.now_ms = self.now_ms.max(request.asked_ms + RANGE_MS);
+        }
         self.handle(match request.what {
             What::Manifest => Event::Manifest {
                 id: request.id,
@@ -415,6 +433,23 @@ impl Run {
                 id: request.id,
                 outcome,
             },
+        });
+    }
+
+    /// The first `length` bytes of a range come; the answer goes on.
+    pub fn answer_in_part(&mut self, request: &Request, length: u64) {
+        let bytes = self.truth(request).expect("there");
+        let bytes = bytes.slice(..usize::try_from(length).expect("small"));
+        for other in &mut self.requests {
+            if other.id == request.id {
+                other.start += length;
+            }
+        }
+        self.requests
+            .retain(|other| other.what != What::Range || other.start < other.end);
+        self.handle(Event::Part {
+            id: request.id,
+            bytes,
         });
     }
 
@@ -502,6 +537,7 @@ pub fn small() -> Settings {
         read_request_bytes: 400,
         read_ahead_bytes: 1600,
         first_request_bytes: 150,
+        max_depth: 4,
         ..Settings::default()
     }
 }

@@ -19,8 +19,8 @@ use tokio::sync::OnceCell;
 
 use self::body::{FramedBody, Progress};
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RemoteTier,
-    StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
+    RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 use crate::settings::Config;
 
@@ -132,6 +132,17 @@ impl S3RemoteTier {
         range: Range<u64>,
         progress: &Progress,
     ) -> Result<Bytes, StoreError> {
+        let (body, announced) = self.open_object_range(key, range, progress).await?;
+        collect(body, announced, progress).await
+    }
+
+    /// Body and length of an answer that has been seen to be the range that was asked for.
+    async fn open_object_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        progress: &Progress,
+    ) -> Result<(ByteStream, u64), StoreError> {
         let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else {
             return Err(StoreError::new(
                 StoreErrorKind::InvalidRange,
@@ -169,7 +180,30 @@ impl S3RemoteTier {
                 "the answer is longer than the range asked for",
             ));
         }
-        collect(answer.body, announced, progress).await
+        Ok((answer.body, announced))
+    }
+
+    async fn stream_object_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        sink: &mut dyn RangeSink,
+        progress: &Progress,
+    ) -> Result<(), StoreError> {
+        let (mut body, announced) = self.open_object_range(key, range, progress).await?;
+        let mut missing = announced;
+        while let Some(frame) = body.next().await {
+            let frame = frame.map_err(|error| fold::body_error(&error))?;
+            progress.touch();
+            missing = missing
+                .checked_sub(frame.len() as u64)
+                .ok_or_else(longer_than_announced)?;
+            sink.push(frame);
+        }
+        match missing {
+            0 => Ok(()),
+            _ => Err(ended_early()),
+        }
     }
 
     async fn head_object(&self, key: &str) -> Result<ObjectMeta, StoreError> {
@@ -309,18 +343,24 @@ async fn collect(
             bytes.reserve(capacity);
         }
         if bytes.len() + frame.len() > capacity {
-            return Err(malformed("the answer is longer than announced"));
+            return Err(longer_than_announced());
         }
         bytes.extend_from_slice(&frame);
     }
     if bytes.len() == capacity {
         Ok(bytes.freeze())
     } else {
-        Err(StoreError::new(
-            StoreErrorKind::Connection,
-            "the answer ended early",
-        ))
+        Err(ended_early())
     }
+}
+
+fn longer_than_announced() -> StoreError {
+    let text = "the answer is longer than announced";
+    StoreError::new(StoreErrorKind::Malformed, text)
+}
+
+fn ended_early() -> StoreError {
+    StoreError::new(StoreErrorKind::Connection, "the answer ended early")
 }
 
 impl RemoteTier for S3RemoteTier {
@@ -355,6 +395,23 @@ impl RemoteTier for S3RemoteTier {
                 .guard(
                     self.silence_limit(),
                     self.get_object_range(key, range, &progress),
+                )
+                .await
+        })
+    }
+
+    fn stream_range<'a>(
+        &'a self,
+        key: &'a str,
+        range: Range<u64>,
+        sink: &'a mut dyn RangeSink,
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let progress = Progress::start();
+            progress
+                .guard(
+                    self.silence_limit(),
+                    self.stream_object_range(key, range, sink, &progress),
                 )
                 .await
         })

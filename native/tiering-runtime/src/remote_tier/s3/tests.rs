@@ -474,3 +474,32 @@ async fn bug_32_a_connection_with_half_a_request_on_it_is_closed_and_never_used_
     assert!(half.starts_with(b"PUT ") && half.ends_with(b"some"));
     assert!(second.line.starts_with("GET "), "{}", second.line);
 }
+
+#[tokio::test]
+async fn what_came_of_a_range_before_it_broke_off_is_handed_over() {
+    #[derive(Default)]
+    struct Collected(Vec<u8>);
+    impl RangeSink for Collected {
+        fn push(&mut self, bytes: Bytes) {
+            self.0.extend_from_slice(&bytes);
+        }
+    }
+    let (tier, listener) = tier_and_listener().await;
+    let headers = [
+        ("content-range", "bytes 4-13/100"),
+        ("content-length", "10"),
+    ];
+    let served = tokio::spawn(serve_once(
+        listener,
+        response("206 Partial Content", &headers, "0123456"),
+    ));
+    let mut collected = Collected::default();
+    let outcome = tier.stream_range("a/key", 4..14, &mut collected).await;
+    assert!(outcome.is_err_and(|error| error.is_retryable()));
+    assert_eq!(collected.0, b"0123456");
+    let request = served.await.expect("served");
+    assert_eq!(
+        request.headers.get("range").map(String::as_str),
+        Some("bytes=4-13")
+    );
+}

@@ -1,0 +1,202 @@
+//! Requests on their way, so that a part of an object is asked for once however many wait for it.
+//!
+//! Owns who waits for what, and the tasks. A task lives as long as anybody waits for one of its parts: the one who started it
+//! may go, and those who came later get their bytes all the same; when the last one goes the request is given up. An error is
+//! told to all who wait, and to nobody who comes later.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::{Inner, Part, PartKey};
+use crate::remote_tier::{StoreError, StoreErrorKind};
+
+type Landed = Option<Result<Bytes, StoreError>>;
+
+/// A task; given up when the last one who waits for a part of it is gone.
+#[derive(Debug)]
+struct Flight {
+    task: AbortHandle,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The right to one part.
+#[derive(Debug)]
+pub(super) struct Seat {
+    landed: watch::Receiver<Landed>,
+    _flight: Arc<Flight>,
+}
+
+impl Seat {
+    /// The part, when it is here.
+    pub(super) async fn landed(mut self) -> Result<Bytes, StoreError> {
+        match self.landed.wait_for(Option::is_some).await {
+            Ok(landed) => landed.clone().unwrap_or_else(|| Err(lost())),
+            Err(_) => Err(lost()),
+        }
+    }
+}
+
+/// What is told when a task ended without a word.
+pub(super) fn lost() -> StoreError {
+    StoreError::new(StoreErrorKind::Connection, "the request's task died")
+}
+
+#[derive(Debug)]
+struct Pending {
+    flight: Weak<Flight>,
+    flight_id: u64,
+    landed: watch::Receiver<Landed>,
+}
+
+/// Every part that is on its way.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    pending: HashMap<PartKey, Pending>,
+    last_id: u64,
+}
+
+impl Flights {
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Waits along, if the part is on its way.
+    pub(super) fn join(&self, key: &PartKey) -> Option<Seat> {
+        let pending = self.pending.get(key)?;
+        // A flight that nobody waits for is being given up: too late to join.
+        let flight = pending.flight.upgrade()?;
+        Some(Seat {
+            landed: pending.landed.clone(),
+            _flight: flight,
+        })
+    }
+
+    /// Starts a task that brings these parts, in this order. The caller holds the lock until it has the seats.
+    pub(super) fn start<F>(
+        &mut self,
+        inner: &Arc<Inner>,
+        keys: Vec<PartKey>,
+        keep: bool,
+        work: impl FnOnce(Landing) -> F,
+    ) -> Vec<Seat>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.last_id += 1;
+        let flight_id = self.last_id;
+        let (senders, receivers): (VecDeque<_>, Vec<_>) = keys
+            .iter()
+            .map(|key| {
+                let (sender, receiver) = watch::channel(None);
+                ((key.clone(), sender), receiver)
+            })
+            .unzip();
+        let landing = Landing {
+            inner: Arc::clone(inner),
+            flight_id,
+            keep,
+            parts: senders,
+        };
+        let task = tokio::spawn(work(landing)).abort_handle();
+        let flight = Arc::new(Flight { task });
+        let seats = keys.into_iter().zip(receivers).map(|(key, landed)| {
+            self.pending.insert(
+                key,
+                Pending {
+                    flight: Arc::downgrade(&flight),
+                    flight_id,
+                    landed: landed.clone(),
+                },
+            );
+            Seat {
+                landed,
+                _flight: Arc::clone(&flight),
+            }
+        });
+        seats.collect()
+    }
+
+    fn remove(&mut self, key: &PartKey, flight_id: u64) {
+        // Another one may have taken its place: after it was given up, or past the cache.
+        if self
+            .pending
+            .get(key)
+            .is_some_and(|pending| pending.flight_id == flight_id)
+        {
+            self.pending.remove(key);
+        }
+    }
+}
+
+/// Where a task puts what it brings. Whatever is not there when it ends is lost, and said so.
+pub(super) struct Landing {
+    inner: Arc<Inner>,
+    flight_id: u64,
+    keep: bool,
+    parts: VecDeque<(PartKey, watch::Sender<Landed>)>,
+}
+
+impl Landing {
+    /// Whether what it brings is kept.
+    pub(super) const fn keeps(&self) -> bool {
+        self.keep
+    }
+
+    /// Parts that are still owed.
+    pub(super) fn owed(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The next part is here. It is kept before anybody is told, and is on its way until it is kept.
+    pub(super) fn land(&mut self, bytes: Bytes) {
+        let Some((key, sender)) = self.parts.pop_front() else {
+            return;
+        };
+        let pushed_out = {
+            let mut state = self.inner.lock();
+            state.flights.remove(&key, self.flight_id);
+            let pushed_out = match (self.keep, key.part) {
+                (false, _) => Vec::new(),
+                (true, Part::Block(_)) => state.blocks.put(key, bytes.clone()),
+                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, bytes.clone()),
+            };
+            self.inner.count_cached(&state);
+            pushed_out
+        };
+        sender.send_replace(Some(Ok(bytes)));
+        drop(pushed_out);
+    }
+
+    /// The parts that are owed do not come.
+    pub(super) fn fail(&mut self, error: &StoreError) {
+        while let Some((key, sender)) = self.parts.pop_front() {
+            self.inner.lock().flights.remove(&key, self.flight_id);
+            sender.send_replace(Some(Err(error.clone())));
+        }
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        if self.parts.is_empty() {
+            return;
+        }
+        if std::thread::panicking() {
+            self.inner.stats.tasks_lost.increment();
+        }
+        let mut state = self.inner.lock();
+        for (key, _) in &self.parts {
+            state.flights.remove(key, self.flight_id);
+        }
+    }
+}

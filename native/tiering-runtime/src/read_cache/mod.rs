@@ -1,0 +1,364 @@
+//! What readers of this node have fetched, shared by all of them: each byte is asked for once.
+//!
+//! Owns blocks of fragments (in memory, and on disk if there is a place for them), fragment indexes and groups, and the
+//! requests that bring them. Does not own what is read when (the machine does), the readers' own memory
+//! (`remote_reader::memory` does), nor whether the bytes are right: the machine checks them, and asks *past the cache* when
+//! they are not. What is asked for past the cache is not kept.
+//!
+//! Objects are cut into blocks of [`BLOCK_BYTES`], counted from the object's first byte, so that what two readers want
+//! coincides whatever each of them wants. Blocks that are missing and follow each other are brought by one request. Objects
+//! never change, so nothing is ever out of date; those that were deleted are pushed out by what is read.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use crate::remote_tier::{RemoteTier, StoreError, StoreErrorKind};
+use crate::stats::Stats;
+
+mod disk;
+mod fetch;
+mod flights;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use disk::Disk;
+use flights::{Flights, Seat};
+use store::Store;
+
+/// Length of every block but an object's last. Small enough that a single record costs little, large enough that the
+/// bookkeeping of a block is nothing beside its bytes.
+pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
+
+/// Requests of all readers together. Who has to wait for its turn waits in order; that is no fault of the store.
+const REQUESTS_MAX: usize = 256;
+
+/// The share of the cache's memory that is kept for indexes and groups, which are small and decide how fast a reader attaches.
+const LOOKUPS_SHARE: u64 = 8;
+
+/// A group has some thousand entries of 34 bytes; a larger object is not a group.
+const GROUP_BYTES_MAX: u64 = 16 << 20;
+
+/// Which part of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    Block(u64),
+    /// From here to the end.
+    Index(u64),
+    Whole,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PartKey {
+    object: Arc<str>,
+    part: Part,
+}
+
+/// What is here and what is on its way, under one lock, so that a part is always one of the two from when it is asked for.
+#[derive(Debug)]
+struct State {
+    flights: Flights,
+    blocks: Store,
+    lookups: Store,
+}
+
+/// The cache of a node. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ReadCache {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    state: Mutex<State>,
+    tier: Arc<dyn RemoteTier>,
+    disk: Option<Disk>,
+    requests: Semaphore,
+    stats: Arc<Stats>,
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while the lock is held, so a poisoned state is still a whole one.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_cached(&self, state: &State) {
+        self.stats
+            .read_cache_bytes
+            .set(state.blocks.bytes() + state.lookups.bytes());
+    }
+}
+
+impl ReadCache {
+    /// A cache over `tier` that keeps so much in memory, and so much below `disk`.
+    pub(crate) fn new(
+        tier: Arc<dyn RemoteTier>,
+        capacity_bytes: u64,
+        disk: Option<(&Path, u64)>,
+        stats: Arc<Stats>,
+    ) -> Self {
+        let (blocks, lookups) = split(capacity_bytes);
+        let state = State {
+            flights: Flights::default(),
+            blocks: Store::new(blocks),
+            lookups: Store::new(lookups),
+        };
+        Self {
+            inner: Arc::new(Inner {
+                state: Mutex::new(state),
+                tier,
+                disk: disk.map(|(path, bytes)| Disk::new(path, bytes, Arc::clone(&stats))),
+                requests: Semaphore::new(REQUESTS_MAX),
+                stats,
+            }),
+        }
+    }
+
+    /// Keeps so much from now on.
+    pub(crate) fn set_capacity(&self, capacity_bytes: u64) {
+        let (blocks, lookups) = split(capacity_bytes);
+        let pushed_out = {
+            let mut state = self.inner.lock();
+            let mut pushed_out = state.blocks.set_capacity(blocks);
+            pushed_out.extend(state.lookups.set_capacity(lookups));
+            self.inner.count_cached(&state);
+            pushed_out
+        };
+        // Giving memory back to the system takes time, in which others need the lock.
+        drop(pushed_out);
+    }
+
+    /// Reads a range of an object, which comes in pieces. Starts what is missing; dropping the answer gives it up, unless
+    /// somebody else waits for it. Must be called on the engine's runtime.
+    pub(crate) fn range(
+        &self,
+        object: &Arc<str>,
+        range: Range<u64>,
+        past_cache: bool,
+    ) -> RangeRead {
+        let mut read = RangeRead {
+            pieces: VecDeque::new(),
+            position: range.start,
+            end: range.end,
+            is_new: true,
+        };
+        if range.is_empty() {
+            return read;
+        }
+        let stats = &self.inner.stats;
+        let mut state = self.inner.lock();
+        let mut missing: Vec<PartKey> = Vec::new();
+        for number in range.start / BLOCK_BYTES..=(range.end - 1) / BLOCK_BYTES {
+            let key = PartKey {
+                object: Arc::clone(object),
+                part: Part::Block(number),
+            };
+            if past_cache {
+                state.blocks.remove(&key);
+                if let Some(disk) = &self.inner.disk {
+                    disk.remove(&key);
+                }
+            } else if let Some(seat) = state.flights.join(&key) {
+                stats.read_cache_joins.increment();
+                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                read.pieces.push_back(Piece::Coming(seat));
+                continue;
+            } else if let Some(bytes) = state.blocks.get(&key) {
+                stats.read_cache_hits.increment();
+                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                read.pieces.push_back(Piece::Here(bytes));
+                continue;
+            } else if let Some(disk) = &self.inner.disk
+                && disk.has(&key)
+            {
+                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                let fetch = fetch::from_disk(Arc::clone(&self.inner), key.clone());
+                let seats = state.flights.start(&self.inner, vec![key], true, fetch);
+                read.pieces.extend(seats.into_iter().map(Piece::Coming));
+                continue;
+            }
+            stats.read_cache_misses.increment();
+            missing.push(key);
+        }
+        self.bring(&mut state, &mut read, &mut missing, past_cache);
+        read
+    }
+
+    /// One request for blocks that follow each other.
+    fn bring(
+        &self,
+        state: &mut State,
+        read: &mut RangeRead,
+        missing: &mut Vec<PartKey>,
+        past_cache: bool,
+    ) {
+        if missing.is_empty() {
+            return;
+        }
+        let keys = std::mem::take(missing);
+        let fetch = fetch::blocks(Arc::clone(&self.inner), keys.clone());
+        let seats = (state.flights).start(&self.inner, keys, !past_cache, fetch);
+        read.pieces.extend(seats.into_iter().map(Piece::Coming));
+    }
+
+    /// The index of a fragment: its bytes from `range.start` on, of which at most as many as the range has.
+    pub(crate) async fn index(
+        &self,
+        object: &Arc<str>,
+        range: Range<u64>,
+        past_cache: bool,
+    ) -> Result<Bytes, StoreError> {
+        let key = PartKey {
+            object: Arc::clone(object),
+            part: Part::Index(range.start),
+        };
+        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let (tier, name) = (Arc::clone(&self.inner.tier), Arc::clone(object));
+        let bytes = self
+            .look_up(key, past_cache, async move {
+                tier.get_range(&name, range).await
+            })
+            .await?;
+        Ok(bytes.slice(..bytes.len().min(length)))
+    }
+
+    /// A group of manifest entries.
+    pub(crate) async fn group(
+        &self,
+        object: &Arc<str>,
+        past_cache: bool,
+    ) -> Result<Bytes, StoreError> {
+        let key = PartKey {
+            object: Arc::clone(object),
+            part: Part::Whole,
+        };
+        let (tier, name) = (Arc::clone(&self.inner.tier), Arc::clone(object));
+        self.look_up(key, past_cache, async move {
+            tier.get(&name, GROUP_BYTES_MAX).await
+        })
+        .await
+    }
+
+    /// The index of a fragment that was stored just now: whoever attaches near the tail does not have to fetch it.
+    pub(crate) fn remember_index(&self, object: &str, start: u64, index: &[u8]) {
+        let key = PartKey {
+            object: Arc::from(object),
+            part: Part::Index(start),
+        };
+        let mut state = self.inner.lock();
+        let pushed_out = state.lookups.put(key, Bytes::copy_from_slice(index));
+        self.inner.count_cached(&state);
+        drop(state);
+        drop(pushed_out);
+    }
+
+    async fn look_up(
+        &self,
+        key: PartKey,
+        past_cache: bool,
+        request: impl Future<Output = Result<Bytes, StoreError>> + Send + 'static,
+    ) -> Result<Bytes, StoreError> {
+        let stats = &self.inner.stats;
+        let seat = {
+            let mut state = self.inner.lock();
+            if past_cache {
+                state.lookups.remove(&key);
+            } else if let Some(bytes) = state.lookups.get(&key) {
+                stats.read_lookup_hits.increment();
+                return Ok(bytes);
+            }
+            let joined = (!past_cache).then(|| state.flights.join(&key)).flatten();
+            match joined {
+                Some(seat) => {
+                    stats.read_cache_joins.increment();
+                    Some(seat)
+                }
+                None => {
+                    stats.read_lookup_misses.increment();
+                    let fetch = fetch::lookup(Arc::clone(&self.inner), request);
+                    let seats = (state.flights).start(&self.inner, vec![key], !past_cache, fetch);
+                    seats.into_iter().next()
+                }
+            }
+        };
+        match seat {
+            Some(seat) => seat.landed().await,
+            None => Err(flights::lost()),
+        }
+    }
+
+    /// Blocks, indexes and groups that are on their way.
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.inner.lock().flights.len()
+    }
+}
+
+const fn split(capacity_bytes: u64) -> (u64, u64) {
+    let lookups = capacity_bytes / LOOKUPS_SHARE;
+    (capacity_bytes - lookups, lookups)
+}
+
+enum Piece {
+    Here(Bytes),
+    Coming(Seat),
+}
+
+/// A range that is being read; its pieces come in order.
+pub(crate) struct RangeRead {
+    pieces: VecDeque<Piece>,
+    position: u64,
+    end: u64,
+    is_new: bool,
+}
+
+impl RangeRead {
+    /// The next bytes. `None` after the last; before the range's end only where the object ends.
+    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, StoreError>> {
+        let Some(piece) = self.pieces.pop_front() else {
+            // An empty range is an error of the caller, as it is for the store.
+            return std::mem::take(&mut self.is_new).then(|| Err(outside()));
+        };
+        let is_first = std::mem::take(&mut self.is_new);
+        let landed = match piece {
+            Piece::Here(bytes) => Ok(bytes),
+            Piece::Coming(seat) => seat.landed().await,
+        };
+        let block = match landed {
+            Ok(block) => block,
+            Err(error) => {
+                self.pieces.clear();
+                // The object ends where the block before did.
+                let ends_here = error.kind() == StoreErrorKind::InvalidRange && !is_first;
+                return (!ends_here).then_some(Err(error));
+            }
+        };
+        let block_start = self.position - self.position % BLOCK_BYTES;
+        let wanted_end = self.end.min(block_start + BLOCK_BYTES);
+        let block_end = block_start + block.len() as u64;
+        let from = self.position;
+        let to = wanted_end.min(block_end);
+        if to < wanted_end {
+            self.pieces.clear();
+        }
+        if to <= from {
+            return is_first.then(|| Err(outside()));
+        }
+        self.position = to;
+        // Both are inside the block, whose length is a usize.
+        let (from, to) = ((from - block_start) as usize, (to - block_start) as usize);
+        Some(Ok(block.slice(from..to)))
+    }
+}
+
+fn outside() -> StoreError {
+    StoreError::new(
+        StoreErrorKind::InvalidRange,
+        "the range is outside of the object",
+    )
+}

@@ -1,0 +1,151 @@
+"""What readers share: history is fetched once however many read it, and whoever reads the tail fetches nothing.
+
+Each test proves by the request log of the S3 server, and by a counter, that its path ran.
+"""
+
+import concurrent.futures
+
+import pytest
+
+from stream_s3_e2e import records
+from stream_s3_e2e.amqp10 import decode
+from stream_s3_e2e.publish import publish
+from stream_s3_e2e.records import fixed
+from stream_s3_e2e.s3 import S3Test
+from stream_s3_e2e.streamproto import FIRST, NEXT, at_offset
+from stream_s3_e2e.tiered import TieredBroker
+from stream_s3_e2e.wait import wait_until
+
+SEGMENT = 4_000_000
+READERS = 10
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Test() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def broker(run_dir, s3):
+    settings = {"fragment_size": 2_000_000, "persist_interval_ms": 100, "read.cache_path": run_dir / "blocks"}
+    with TieredBroker(run_dir, s3, **settings) as node:
+        yield node
+
+
+def tiered(broker, stream, count, size, **options):
+    """A stream of so many records that is trimmed as far as it can be."""
+    with broker.client() as client:
+        client.create(stream, stream_max_segment_size_bytes=SEGMENT)
+    publish(broker, stream, count, fixed(size), batch=10, **options)
+    broker.flush_tier(stream, count)
+    broker.wait_trimmed(stream)
+
+
+def fetched(broker, s3, stream, since):
+    """The ranged GETs of the stream's fragments after this entry of the log."""
+    part = f"{broker.stream_id(stream)}/data/"
+    return [entry for entry in s3.log(operation="GetObject") if part in entry["key"] and entry["id"] > since]
+
+
+def read_all(broker, stream, count, size, credit):
+    checker = records.Checker(0, fixed(size))
+    with broker.client() as client:
+        subscription = client.subscribe(stream, FIRST, credit=credit)
+        while checker.next_offset < count:
+            for offset, message in subscription.next_chunk(60).messages():
+                checker.add(offset, decode(message))
+    checker.finish(count)
+
+
+def test_ten_consumers_of_one_history_fetch_it_once(broker, s3, stream_name):
+    count, size = 1_200, 20_000
+    tiered(broker, stream_name, count, size)
+    names = ["read_fetched_bytes", "read_delivered_bytes"]
+    before = [broker.counter(name) for name in names]
+    since = s3.last_id()
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        runs = [pool.submit(read_all, broker, stream_name, count, size, 2 + number) for number in range(READERS)]
+        for run in runs:
+            run.result()
+    gets = fetched(broker, s3, stream_name, since)
+    keys = {entry["key"] for entry in gets}
+    stored = s3.objects(f"rabbitmq/stream/{broker.stream_id(stream_name)}/data/")
+    objects = sum(entry["size"] for entry in stored if entry["key"] in keys)
+    received = sum(entry["response_bytes"] for entry in gets)
+    assert objects > count * size / 2, "most of it is read from S3"
+    assert received <= 1.2 * objects, f"{received} bytes fetched of {objects}"
+    fetched_bytes, delivered_bytes = [broker.counter(name) - was for name, was in zip(names, before)]
+    assert fetched_bytes <= 1.2 * objects
+    assert delivered_bytes > 5 * fetched_bytes, f"{delivered_bytes} delivered of {fetched_bytes}"
+    wait_until(lambda: broker.counter("remote_readers") == 0, 10, "no reader left")
+    wait_until(lambda: broker.counter("read_memory_reserved_bytes") == 0, 10, "memory is given back")
+    wait_until(lambda: broker.counter("read_cache_disk_bytes") > 0, 10, "blocks are on disk")
+    assert broker.counter("read_cache_disk_errors") == 0
+
+
+def test_reading_one_record_costs_one_request(broker, s3, stream_name):
+    count, size = 6_000, 2_000
+    tiered(broker, stream_name, count, size, window=0)
+    first_local = broker.segments(stream_name)[0][0]
+    hits = broker.counter("read_lookup_hits")
+    since = s3.last_id()
+    with broker.client() as client:
+        # In the middle of a fragment: its index is known, because it was written here.
+        subscription = client.subscribe(stream_name, at_offset(first_local // 2), credit=1)
+        chunk = subscription.next_chunk(30, credit=0)
+        assert chunk.chunk_id <= first_local // 2 < chunk.next_offset
+        assert len(chunk.data) < 100_000, "less than a request brings"
+        subscription.close()
+    assert broker.counter("read_lookup_hits") > hits
+    assert len(fetched(broker, s3, stream_name, since)) == 1
+
+
+def test_whoever_reads_the_tail_fetches_nothing(broker, s3, stream_name):
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
+    publish(broker, stream_name, 10, fixed(1_000))
+    started = broker.counter("read_ranges")
+    since = s3.last_id()
+    with broker.client() as client:
+        subscriptions = [client.subscribe(stream_name, NEXT, subscription_id=n, credit=10) for n in range(5)]
+        publish(broker, stream_name, 800, fixed(10_000), first=10, batch=10)
+        for subscription in subscriptions:
+            while subscription.next_chunk(30).next_offset < 810:
+                pass
+        broker.flush_tier(stream_name, 810)
+        broker.wait_trimmed(stream_name)
+        publish(broker, stream_name, 100, fixed(10_000), first=810, batch=10)
+        for subscription in subscriptions:
+            while subscription.next_chunk(30).next_offset < 910:
+                pass
+    assert s3.log(operation="PutObject"), "it is tiered"
+    assert fetched(broker, s3, stream_name, since) == []
+    assert broker.counter("read_ranges") == started
+
+
+def test_damage_that_stays_is_told_and_never_served(broker, s3, stream_name):
+    count, size = 600, 20_000
+    tiered(broker, stream_name, count, size)
+    assert broker.node_status()["read_alarm"] == "none"
+    # In the data of a chunk in the middle of the second fragment.
+    objects = sorted(entry["key"] for entry in s3.objects(f"rabbitmq/stream/{broker.stream_id(stream_name)}/data/"))
+    body = bytearray(s3.get(objects[1]))
+    body[len(body) // 2] ^= 0x10
+    s3.put(objects[1], bytes(body))
+    with broker.client() as client:
+        subscription = client.subscribe(stream_name, FIRST, credit=5)
+        checker = records.Checker(0, fixed(size))
+        while chunk := subscription.next_chunk(3):
+            chunk.check_crc()
+            for offset, message in chunk.messages():
+                checker.add(offset, decode(message))
+    assert 0 < checker.next_offset < count, "the consumer was not stopped at the damage"
+    assert broker.counter("readers_corrupt") >= 1
+    assert broker.counter("read_refetches_past_cache") >= 1
+    assert broker.node_status()["read_alarm"] == "corrupt"
+    assert broker.metrics().value("rabbitmq_stream_s3_read_alarm") == 1
+    # Without the damage everything is there: what was spoilt was not kept.
+    body[len(body) // 2] ^= 0x10
+    s3.put(objects[1], bytes(body))
+    read_all(broker, stream_name, count, size, 5)
