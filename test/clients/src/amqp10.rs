@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fe2o3_amqp::connection::ConnectionHandle;
 use fe2o3_amqp::link::receiver::CreditMode;
-use fe2o3_amqp::types::definitions::Fields;
+use fe2o3_amqp::types::messaging::annotations::OwnedKey;
 use fe2o3_amqp::types::messaging::{Body, Data, Source};
 use fe2o3_amqp::types::primitives::{Symbol, Value};
 use fe2o3_amqp::{Connection, Receiver, Session};
@@ -44,15 +44,18 @@ pub async fn consume(records: &mut Records) -> Outcome<()> {
     loop {
         let delivery = receiver.recv::<Body<Value>>().await?;
         receiver.accept(&delivery).await?;
+        let key = OwnedKey::Symbol(Symbol::from(OFFSET));
         let annotations = delivery.message().message_annotations.as_ref();
-        let offset = annotations.and_then(|all| all.0.get(&OFFSET as &dyn AnnotationKey));
-        let Some(Value::Ulong(offset)) = offset else {
+        let Some(Value::Ulong(offset)) = annotations.and_then(|all| all.0.get(&key)) else {
             return Err("a record without an offset".into());
         };
         let Body::Data(parts) = delivery.body() else {
             return Err("a record whose body is not data".into());
         };
-        let body: Vec<u8> = parts.iter().flat_map(|Data(part)| part.iter().copied()).collect();
+        let body: Vec<u8> = parts
+            .iter()
+            .flat_map(|Data(part)| part.iter().copied())
+            .collect();
         if records.add(*offset, &body)? {
             break;
         }
@@ -80,7 +83,8 @@ async fn connect(records: &Records) -> Outcome<ConnectionHandle<()>> {
                 .with_root_certificates(roots)
                 .with_no_client_auth();
             let url = format!("amqps://guest:guest@127.0.0.1:{port}");
-            let builder = builder.rustls_connector(tokio_rustls::TlsConnector::from(Arc::new(config)));
+            let builder =
+                builder.rustls_connector(tokio_rustls::TlsConnector::from(Arc::new(config)));
             builder.open(url.as_str()).await?
         }
     })
