@@ -8,7 +8,7 @@ import asyncio
 import pytest
 import rstream
 from rstream import ConsumerOffsetSpecification, OffsetType
-from rstream.schema import OffsetSpec
+from rstream.schema import OffsetSpecification
 
 from stream_s3_e2e import records
 from stream_s3_e2e.amqp10 import decode
@@ -65,12 +65,12 @@ class Member:
 
         async def on_update(active, context):
             if not active:
-                return OffsetSpec(OffsetType.NEXT, 0)
+                return OffsetSpecification(OffsetType.NEXT, 0)
             try:
                 stored = await context.consumer.query_offset(context.stream, GROUP)
             except rstream.exceptions.OffsetNotFound:
-                return OffsetSpec(OffsetType.FIRST, 0)
-            return OffsetSpec(OffsetType.OFFSET, stored + 1)
+                return OffsetSpecification(OffsetType.FIRST, 0)
+            return OffsetSpecification(OffsetType.OFFSET, stored + 1)
 
         await self.consumer.start()
         await self.consumer.subscribe(

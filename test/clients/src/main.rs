@@ -10,6 +10,8 @@ mod stream;
 
 use std::io::{BufWriter, Stdout, Write, stdout};
 
+use tokio_rustls::rustls::crypto::ring;
+
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// What to read, and where.
@@ -62,6 +64,10 @@ fn arguments() -> Option<(String, Job)> {
 async fn main() -> Outcome<()> {
     let (protocol, job) = arguments()
         .ok_or("usage: foreign-clients PROTOCOL PORT STREAM first|OFFSET UNTIL [CA.pem]")?;
+    // Several of the libraries are there, each with a favourite of its own; one has to be chosen.
+    if ring::default_provider().install_default().is_err() {
+        return Err("TLS was set up before".into());
+    }
     let mut records = Records {
         out: BufWriter::new(stdout()),
         job,
