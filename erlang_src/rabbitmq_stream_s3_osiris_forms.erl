@@ -36,18 +36,17 @@ instrument(Mark, Forms) ->
 
 -doc """
 Has rabbitmq_stream_s3_stats look over what functions of a module answer, while the hooks are there:
-with the same arguments, and the answer behind them.
+with the same arguments, and the answer behind them. Those that there are: an older osiris has fewer.
 """.
 -spec wrap_answers(atom(), [{atom(), arity()}], forms()) ->
     {ok, forms()} | {error, {unknown_shape, unicode:chardata()}}.
 wrap_answers(Mark, Functions, Forms) ->
-    Present = present(Forms),
-    case [missing(F) || F <- Functions, not Present(F)] of
+    case lists:filter(present(Forms), Functions) of
         [] ->
+            {error, {unknown_shape, lists:join(", ", [missing(F) || F <- Functions])}};
+        There ->
             Attributes = [{attribute, erl_anno:new(0), Mark, ?VERSION}],
-            {ok, replace(Functions, Attributes, [parse(looked_over(F)) || F <- Functions], Forms)};
-        Missing ->
-            {error, {unknown_shape, lists:join(", ", Missing)}}
+            {ok, replace(There, Attributes, [parse(looked_over(F)) || F <- There], Forms)}
     end.
 
 %% Every group lists arities that may carry the hook, best first; the first one present gets it.

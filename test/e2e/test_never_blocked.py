@@ -13,7 +13,7 @@ from stream_s3_e2e.consume import _amqp10_filter
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
 from stream_s3_e2e.s3 import S3Test
-from stream_s3_e2e.streamproto import FIRST, LAST
+from stream_s3_e2e.streamproto import FIRST, LAST, NO_OFFSET, ProtocolError, at_offset
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -29,7 +29,9 @@ def s3():
 
 @pytest.fixture(scope="module")
 def broker(run_dir, s3):
-    with TieredBroker(run_dir, s3, fragment_size=1_000_000, persist_interval_ms=100) as node:
+    with TieredBroker(
+        run_dir, s3, fragment_size=1_000_000, persist_interval_ms=100, read__resolve_timeout=500
+    ) as node:
         for stream in (HUNG, QUICK):
             with node.client() as client:
                 client.create(stream, stream_max_segment_size_bytes=500_000)
@@ -81,6 +83,17 @@ def test_a_subscription_that_waits_is_ended_and_its_connection_goes_on(broker, h
         client.subscriptions[2].close()
         no_reader(broker)
         all_of(client.subscribe(QUICK, FIRST, subscription_id=2))
+
+
+def test_resolving_is_refused_after_a_bounded_time_and_the_connection_goes_on(broker, held):
+    with broker.client() as client:
+        for spec in (FIRST, at_offset(7)):
+            with pytest.raises(ProtocolError) as refused:
+                client.resolve(HUNG, spec)
+            assert refused.value.code == NO_OFFSET
+        held()
+        all_of(client.subscribe(QUICK, FIRST, subscription_id=1))
+        assert client.resolve(HUNG, LAST)[1] > 0
 
 
 def test_ten_subscriptions_that_wait_hold_nobody_up(broker, held):

@@ -736,9 +736,9 @@ a_time_that_the_local_log_has_is_read_there() ->
     range(pending, Log),
     ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
     Open = fun(T) -> osiris_log:init_offset_reader({timestamp, T}, ?LOG:context(#{}, Log)) end,
-    ?assertEqual({error, unavailable}, Open(1020)),
+    ?assertEqual({error, unavailable}, Open(1005)),
     {ok, Local} = Open(1041),
-    ?assertEqual(16, osiris_log:next_offset(Local)),
+    ?assertEqual(14, osiris_log:next_offset(Local)),
     ok = osiris_log:close(Local),
     ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
 

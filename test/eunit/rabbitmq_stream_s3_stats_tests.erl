@@ -5,6 +5,11 @@
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
 -define(FORMS, rabbitmq_stream_s3_osiris_forms).
+%% As osiris has them.
+-define(FIELDS, [
+    {Field, N, counter, ""}
+ || {N, Field} <- lists:enumerate([offset, first_offset, first_timestamp, chunks, segments])
+]).
 
 stats_test_() ->
     {setup, fun setup/0, fun cleanup/1, [
@@ -12,10 +17,10 @@ stats_test_() ->
         {"the local log begins where it begins", fun the_floor_stays/0},
         {"a manifest that stays unknown leaves the answer to the local log", fun unknown/0},
         {"counters of a member begin with the remote tier", fun counters_of_a_member/0},
+        {"fields that were asked for begin with the remote tier, too", fun fields_of_a_member/0},
         {"without hooks everything is stock", fun detached/0}
     ]}.
 
-%% The fun of a counter's field is of the module that osiris has.
 setup() ->
     ok = ?LOG:setup(),
     [ets:new(T, [named_table, public]) || T <- [?MANIFEST_CACHE, ?DIRS]],
@@ -63,12 +68,11 @@ unknown() ->
 
 counters_of_a_member() ->
     {Log, Queue} = trimmed("stats_counters"),
-    Fields = osiris_log:counter_fields(),
     Name = {osiris_writer, Queue},
-    Counters = osiris_counters:new(Name, Fields),
+    Counters = osiris_counters:new(Name, ?FIELDS),
     [counters:put(Counters, N, V) || {N, V} <- [{1, 17}, {2, 6}, {3, 2000}]],
     Reader = {{osiris_reader, Queue}, 1},
-    _ = osiris_counters:new(Reader, Fields),
+    _ = osiris_counters:new(Reader, ?FIELDS),
     Said = fun() -> maps:with([offset, first_offset], osiris_counters:overview(Name)) end,
     ?assertEqual(#{offset => 17, first_offset => 6}, Said()),
     true = ets:insert(?DIRS, {{queue, Queue}, ?LOG:stream_id(Log)}),
@@ -77,18 +81,34 @@ counters_of_a_member() ->
     ?assertEqual(#{offset => 17, first_offset => 6}, Said()),
     Know(#{first_offset => 2, next_offset => 14, first_timestamp => 1000}),
     ?assertEqual(#{offset => 17, first_offset => 2}, Said()),
-    ?assertEqual(
-        #{first_timestamp => 1000}, osiris_counters:counters(Name, [first_timestamp])
-    ),
     ?assertMatch(
         #{Name := #{first_offset := 2}, Reader := #{first_offset := 0}}, osiris_counters:overview()
     ),
     ?assertEqual(undefined, osiris_counters:overview({osiris_writer, nobody})),
-    ?assertEqual(undefined, osiris_counters:counters({osiris_writer, nobody}, [offset])),
     Know(#{first_offset => 4, next_offset => 4, first_timestamp => 0}),
     ?assertEqual(#{offset => 17, first_offset => 6}, Said()),
     ?assertEqual(6, counters:get(Counters, 2)),
     [osiris_counters:delete(N) || N <- [Name, Reader]].
+
+%% Not in osiris 1.8.
+fields_of_a_member() ->
+    Fields = {counters, 2},
+    case lists:member(Fields, osiris_counters:module_info(exports)) of
+        true ->
+            {Log, Queue} = trimmed("stats_fields"),
+            Name = {osiris_writer, Queue},
+            _ = osiris_counters:new(Name, ?FIELDS),
+            counters:put(osiris_counters:fetch(Name), 3, 2000),
+            true = ets:insert(?DIRS, {{queue, Queue}, ?LOG:stream_id(Log)}),
+            Range = #{first_offset => 2, next_offset => 14, first_timestamp => 1000},
+            true = ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), Range}),
+            Told = osiris_counters:counters(Name, [first_timestamp, segments]),
+            ?assertEqual(#{first_timestamp => 1000, segments => 0}, Told),
+            ?assertEqual(undefined, osiris_counters:counters({osiris_writer, nobody}, [offset])),
+            osiris_counters:delete(Name);
+        false ->
+            ok
+    end.
 
 detached() ->
     {_, _} = trimmed("stats_detached"),
