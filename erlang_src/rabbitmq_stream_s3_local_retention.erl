@@ -3,7 +3,7 @@
 %% says up to where), the floor that readers see (set from the result of the stock evaluation).
 -module(rabbitmq_stream_s3_local_retention).
 
--export([init/0, trim/2, stats/0]).
+-export([init/0, trim/2, oldest/1, stats/0]).
 -export([surplus/2]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -52,6 +52,17 @@ trim(Dir, RemoteNext) ->
     end.
 
 -doc """
+Where the local log begins, by the names of its files: unlike the floor that readers share it is never
+behind a deletion.
+""".
+-spec oldest(file:filename_all()) -> {ok, offset()} | none.
+oldest(Dir) ->
+    case [Offset || {Offset, _} <- index_files(Dir)] of
+        [] -> none;
+        Offsets -> {ok, lists:min(Offsets)}
+    end.
+
+-doc """
 First offsets of the segments that may go, of the sorted list of {FirstOffset, HasChunks}. A segment
 ends where the next one starts, so it is durable when the next one starts at or below RemoteNext.
 The last one with chunks stays: osiris finds its next offset in it.
@@ -72,20 +83,21 @@ leading(_, _) ->
     [].
 
 segments(Dir) ->
+    lists:sort([
+        {Offset, filelib:file_size(filename:join(Dir, Name), prim_file) >= ?NON_EMPTY_INDEX_BYTES}
+     || {Offset, Name} <- index_files(Dir)
+    ]).
+
+index_files(Dir) ->
     case prim_file:list_dir(Dir) of
-        {ok, Names} ->
-            lists:sort(lists:append([segment(Dir, unicode:characters_to_list(N)) || N <- Names]));
-        {error, _} ->
-            []
+        {ok, Names} -> lists:append([index_file(unicode:characters_to_list(N)) || N <- Names]);
+        {error, _} -> []
     end.
 
-segment(Dir, Name) ->
+index_file(Name) ->
     case {filename:extension(Name), string:to_integer(filename:rootname(Name))} of
-        {".index", {Offset, []}} when is_integer(Offset) ->
-            Bytes = filelib:file_size(filename:join(Dir, Name), prim_file),
-            [{Offset, Bytes >= ?NON_EMPTY_INDEX_BYTES}];
-        _ ->
-            []
+        {".index", {Offset, []}} when is_integer(Offset) -> [{Offset, Name}];
+        _ -> []
     end.
 
 %% Index first, as osiris does: a segment without an index is swept when the log is next opened,

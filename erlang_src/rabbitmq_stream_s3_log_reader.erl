@@ -27,6 +27,8 @@
     transport :: tcp | ssl,
     chunk_selector :: all | user_data,
     filter :: undefined | osiris_bloom:mstate(),
+    %% The queue, if the context names one.
+    reference :: term(),
     %% Makes the owner try again; both kinds of consumer understand it.
     wake :: term(),
     timer :: undefined | reference(),
@@ -65,7 +67,7 @@ init_offset_reader(Spec, Context) ->
             osiris_log:init_offset_reader(Spec, stock(Context));
         {true, StreamId} ->
             #reader{count = Count} = Reader0 = new(StreamId, Context),
-            case open(Spec, Reader0, local_first(Reader0), ?SPEC:deadline(), ?OPEN_ATTEMPTS) of
+            case open(Spec, Reader0) of
                 {ok, Reader} ->
                     _ = Count(1),
                     {ok, {?MODULE, Reader}};
@@ -85,17 +87,30 @@ resolve_offset_spec(Spec, Context) ->
             Deadline = ?SPEC:deadline(),
             #{shared := Shared} = Context,
             First = osiris_log_shared:first_chunk_id(Shared),
-            case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
-                {local, LocalSpec} ->
-                    osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
-                {remote, Start} ->
-                    Committed = osiris_log_shared:committed_chunk_id(Shared),
-                    At = ?SPEC:start(Spec, Start),
-                    ?SPEC:chunk_id(StreamId, At, Committed, Deadline);
-                {error, _} = Error ->
-                    Error
+            case resolved_locally(Spec, First, Context) of
+                {ok, _} = Found -> Found;
+                false -> resolve(StreamId, Spec, First, Deadline, Context)
             end
     end.
+
+resolve(StreamId, Spec, First, Deadline, #{shared := Shared} = Context) ->
+    case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
+        {local, LocalSpec} ->
+            osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
+        {remote, Start} ->
+            Committed = osiris_log_shared:committed_chunk_id(Shared),
+            ?SPEC:chunk_id(StreamId, ?SPEC:start(Spec, Start), Committed, Deadline);
+        {error, _} = Error ->
+            Error
+    end.
+
+resolved_locally({timestamp, _} = Spec, First, #{dir := Dir} = Context) when First > 0 ->
+    case osiris_log:resolve_offset_spec(Spec, stock(Context)) of
+        {ok, ChunkId} = Found -> ?SPEC:behind_a_local_chunk(ChunkId, Dir) andalso Found;
+        {error, _} -> false
+    end;
+resolved_locally(_, _, _) ->
+    false.
 
 -doc """
 Takes over a stock reader that was opened before the hooks were there. Inner is that reader with
@@ -173,12 +188,38 @@ new(StreamId, Context, Counter, CounterId, Filter) ->
         transport = maps:get(transport, Options, tcp),
         chunk_selector = maps:get(chunk_selector, Options, user_data),
         filter = Filter,
+        reference = Reference,
         wake = {'$gen_cast', {queue_event, Reference, {osiris_offset, Reference, 0}}}
     }.
 
 %% The wrapper hands a context with this mark to stock.
 stock(Context) ->
     Context#{rabbitmq_stream_s3 => stock}.
+
+open(Spec, Reader) ->
+    First = local_first(Reader),
+    case opened_locally(Spec, First, Reader) of
+        {ok, _} = Opened -> Opened;
+        false -> open(Spec, Reader, First, ?SPEC:deadline(), ?OPEN_ATTEMPTS)
+    end.
+
+%% What the local log has of a time needs no request, and no manifest.
+opened_locally({timestamp, _} = Spec, First, #reader{context = Context} = Reader) when First > 0 ->
+    #{dir := Dir} = Context,
+    case open_local(Spec, Reader) of
+        {ok, Log} ->
+            case ?SPEC:behind_a_local_chunk(osiris_log:next_offset(Log), Dir) of
+                true ->
+                    {ok, Reader#reader{tier = {local, Log}}};
+                false ->
+                    ok = osiris_log:close(Log),
+                    false
+            end;
+        {error, _} ->
+            false
+    end;
+opened_locally(_, _, _) ->
+    false.
 
 open(_, _, _, _, 0) ->
     {error, retries_exhausted};
@@ -270,6 +311,12 @@ send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
             {end_of_stream, {?MODULE, Next#reader{asks_again = not AsksAgain}}};
         {ok, {?MODULE, #reader{asks_again = false} = Next}} ->
             {ok, {?MODULE, Next#reader{asks_again = true}}};
+        {error, {stream_s3, Kind}} = Error ->
+            %% The connection would only log it: a consumer that nobody tells waits for ever.
+            ok = rabbitmq_stream_s3_subscription:ended(
+                Reader#reader.counter_id, Reader#reader.reference, Reader#reader.shared, Kind
+            ),
+            Error;
         Result ->
             Result
     end.
@@ -656,6 +703,7 @@ close({?MODULE, #reader{tier = Tier, timer = Timer, count = Count} = Reader}) ->
     end,
     _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
     _ = erase({?MODULE, Reader#reader.counter_id}),
+    ok = rabbitmq_stream_s3_subscription:closed(Reader#reader.counter_id),
     _ = Count(-1),
     delete_counter(Reader).
 

@@ -6,7 +6,8 @@ Owns two tables and the monitors of local members:
 
     rabbitmq_stream_s3_manifest_cache  {StreamId, pending | Range}, for local retention
     rabbitmq_stream_s3_dirs            {Directory, StreamId}: whose folder is it, for the same;
-                                       {{member, StreamId}, Pid}: who opened it last
+                                       {{member, StreamId}, Pid}: who opened it last;
+                                       {{queue, Reference}, StreamId}: what counters call it
 
 The manifests that consumers are routed by live in the engine; each change here is made there too. A
 writer's range is put here by its replica reader. Writers of rows call from their own process (the
@@ -307,6 +308,7 @@ new_member(Role, Pid, Info, #state{members = Members} = State) ->
     %% Again: the end of the member before it may have taken them away.
     ok = register_dir(Directory, StreamId),
     ok = insert(?DIRS, {member, StreamId}, Pid),
+    ok = insert(?DIRS, {queue, maps:get(reference, Info, undefined)}, StreamId),
     case Role of
         writer ->
             ok = mark_pending(StreamId),
@@ -318,7 +320,7 @@ new_member(Role, Pid, Info, #state{members = Members} = State) ->
     end.
 
 drop_member(StreamId, Pid, #state{members = Members0} = State) ->
-    {#member{info = #{dir := Directory}}, Members} = maps:take(StreamId, Members0),
+    {#member{info = #{dir := Directory} = Info}, Members} = maps:take(StreamId, Members0),
     case lookup(?DIRS, {member, StreamId}) of
         {ok, Next} when Next =/= Pid ->
             %% What is there belongs to a member that has opened its log already.
@@ -326,6 +328,8 @@ drop_member(StreamId, Pid, #state{members = Members0} = State) ->
         _ ->
             ok = forget(StreamId),
             ok = delete(?DIRS, {member, StreamId}),
+            %% Not that of a stream that has the name of this one by now.
+            ok = delete_object(?DIRS, {{queue, maps:get(reference, Info, undefined)}, StreamId}),
             ok = delete(?DIRS, rabbitmq_stream_s3:utf8(Directory))
     end,
     resolver(remove, [StreamId], State#state{members = Members}).
@@ -347,6 +351,13 @@ insert(Table, Key, Value) ->
 
 delete(Table, Key) ->
     try ets:delete(Table, Key) of
+        true -> ok
+    catch
+        error:badarg -> ok
+    end.
+
+delete_object(Table, Row) ->
+    try ets:delete_object(Table, Row) of
         true -> ok
     catch
         error:badarg -> ok

@@ -4,7 +4,7 @@
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_offset_spec).
 
--export([route/5, chunk_id/4, stock/1, start/2, deadline/0]).
+-export([route/5, behind_a_local_chunk/2, chunk_id/4, stock/1, start/2, deadline/0]).
 -export([committed_offset/1]).
 -export([run_aside/1]).
 
@@ -81,6 +81,19 @@ committed_offset(Shared) ->
 %% osiris 1.8 does not; its committed_offset/1 gives the chunk id.
 knows_committed_offset() ->
     erlang:function_exported(osiris_log_shared, committed_offset, 1).
+
+-doc """
+Whether the place that stock has found for a time is the nearest one of both tiers: it is if the log
+has an older chunk than that, which stock has found to be before the time. The first chunk of the
+log may have others of its time, or later than it, before it. Looked at after stock has searched,
+because segments only go from the front.
+""".
+-spec behind_a_local_chunk(osiris:offset(), file:filename_all()) -> boolean().
+behind_a_local_chunk(ChunkId, Dir) ->
+    case rabbitmq_stream_s3_local_retention:oldest(Dir) of
+        {ok, Oldest} -> Oldest < ChunkId;
+        none -> false
+    end.
 
 native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
 native_spec(Spec) -> Spec.

@@ -1,12 +1,13 @@
 %% Owns: the way into osiris. Attaches the plugin's hooks to the osiris of the running node and
 %% detaches them. Uses osiris' own hooks where they exist; otherwise adds them to the loaded
-%% osiris_log from its abstract code, at most once in the life of a node.
+%% osiris_log from its abstract code, at most once in the life of a node; and likewise the answers to
+%% osiris' statistics.
 %% Does not own: what the wrappers look like (rabbitmq_stream_s3_osiris_forms), what they call
 %% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_osiris).
 
 -export([attach/0, detach/0, status/0]).
--export([members/0, has_member/1]).
+-export([members/0, has_member/1, member/1]).
 -export([instrumented/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -46,7 +47,7 @@ detach() ->
 -spec status() -> #{mode := native | instrumented | untouched, attached := boolean()}.
 status() ->
     Mode =
-        case {native(), installed_version()} of
+        case {native(), installed_version(osiris_log)} of
             {true, _} -> native;
             {false, none} -> untouched;
             {false, _} -> instrumented
@@ -70,10 +71,16 @@ members() ->
 -doc "Whether the log that is shared by these atomics belongs to one of them.".
 -spec has_member(atomics:atomics_ref()) -> boolean().
 has_member(Shared) ->
-    try
-        ets:match(osiris_reader_context_cache, {'$1', '_', '_', Shared, '_', '_'}) =/= []
+    member(Shared) =/= none.
+
+-doc "The member whose log is shared by these atomics.".
+-spec member(atomics:atomics_ref()) -> {ok, pid()} | none.
+member(Shared) ->
+    try ets:match(osiris_reader_context_cache, {'$1', '_', '_', Shared, '_', '_'}) of
+        [[Pid] | _] -> {ok, Pid};
+        [] -> none
     catch
-        error:badarg -> false
+        error:badarg -> none
     end.
 
 attach_locked() ->
@@ -83,7 +90,8 @@ attach_locked() ->
     maybe
         {module, _} ?= code:ensure_loaded(osiris_log),
         ok ?= neighbours(),
-        ok ?= install(native(), installed_version()),
+        ok ?= install(native(), installed_version(osiris_log)),
+        ok = install_statistics(),
         ok = application:set_env(osiris, log_reader, ?READER),
         ok = application:set_env(osiris, log_hooks, ?HOOKS)
     else
@@ -97,12 +105,12 @@ native() ->
     code:which(osiris_log_hooks) =/= non_existing andalso
         code:which(osiris_log_reader) =/= non_existing.
 
-installed_version() ->
-    case code:is_loaded(osiris_log) of
+installed_version(Module) ->
+    case code:is_loaded(Module) of
         false ->
             none;
         {file, _} ->
-            proplists:get_value(?MARK, osiris_log:module_info(attributes), none)
+            proplists:get_value(?MARK, Module:module_info(attributes), none)
     end.
 
 install(true, _) ->
@@ -119,9 +127,9 @@ install(true, _) ->
     end;
 install(false, none) ->
     maybe
-        {ok, File, Forms} ?= abstract_code(),
+        {ok, File, Forms} ?= abstract_code(osiris_log),
         {ok, Binary} ?= instrumented(Forms),
-        ok ?= load(File, Binary),
+        ok ?= load(osiris_log, File, Binary),
         ?LOG_INFO("stream_s3: added hooks to the running osiris_log (~ts)", [File]),
         ok
     end;
@@ -135,6 +143,36 @@ install(false, [Installed]) ->
                     format("osiris_log carries hooks of version ~p, this plugin needs ~p", [
                         Installed, Wanted
                     ])}}
+    end.
+
+%% Statistics are no part of reading and writing: without them the plugin works, and an osiris of
+%% another shape tells of its local log, as stock does.
+install_statistics() ->
+    lists:foreach(
+        fun({Module, Functions}) ->
+            case {code:ensure_loaded(Module), installed_version(Module)} of
+                {{module, _}, none} ->
+                    install_statistics(Module, Functions);
+                _ ->
+                    ok
+            end
+        end,
+        rabbitmq_stream_s3_stats:wrapped()
+    ).
+
+install_statistics(Module, Functions) ->
+    Result =
+        maybe
+            {ok, File, Forms} ?= abstract_code(Module),
+            {ok, Wrapped} ?= rabbitmq_stream_s3_osiris_forms:wrap_answers(?MARK, Functions, Forms),
+            {ok, Binary} ?= compiled(Module, Wrapped),
+            load(Module, File, Binary)
+        end,
+    case Result of
+        ok ->
+            ok;
+        {error, {_, Text}} ->
+            ?LOG_WARNING("stream_s3: ~s tells of the local log only: ~ts", [Module, Text])
     end.
 
 %% What log reader and hooks call outside osiris_log.
@@ -155,21 +193,21 @@ neighbours() ->
         Missing -> {error, {unknown_shape, format("osiris lacks ~p", [Missing])}}
     end.
 
-abstract_code() ->
-    case code:get_object_code(osiris_log) of
+abstract_code(Module) ->
+    case code:get_object_code(Module) of
         error ->
-            {error, {debug_info_unreadable, "no osiris_log.beam in the code path"}};
-        {osiris_log, Binary, File} ->
-            {ok, {osiris_log, Md5}} = beam_lib:md5(Binary),
-            case osiris_log:module_info(md5) of
-                Md5 -> abstract_code(File, Binary);
-                _ -> {error, {changed_on_disk, [File, " is not the osiris_log that runs"]}}
+            {error, {debug_info_unreadable, format("no ~s.beam in the code path", [Module])}};
+        {Module, Binary, File} ->
+            {ok, {Module, Md5}} = beam_lib:md5(Binary),
+            case Module:module_info(md5) of
+                Md5 -> abstract_code(Module, File, Binary);
+                _ -> {error, {changed_on_disk, [File, format(" is not the ~s that runs", [Module])]}}
             end
     end.
 
-abstract_code(File, Binary) ->
+abstract_code(Module, File, Binary) ->
     case beam_lib:chunks(Binary, [abstract_code]) of
-        {ok, {osiris_log, [{abstract_code, {raw_abstract_v1, Forms}}]}} -> {ok, File, Forms};
+        {ok, {Module, [{abstract_code, {raw_abstract_v1, Forms}}]}} -> {ok, File, Forms};
         _ -> {error, {debug_info_unreadable, [File, " has no debug info"]}}
     end.
 
@@ -179,25 +217,28 @@ abstract_code(File, Binary) ->
 instrumented(Forms) ->
     case rabbitmq_stream_s3_osiris_forms:instrument(?MARK, Forms) of
         {ok, Hooked} ->
-            case compile:forms(Hooked, [return_errors]) of
-                {ok, osiris_log, Binary} -> {ok, Binary};
-                Failed -> {error, {compile_failed, format("osiris_log: ~p", [Failed])}}
-            end;
+            compiled(osiris_log, Hooked);
         {error, Problems} ->
             {error, {unknown_shape, ["osiris_log: ", lists:join(", ", Problems)]}}
     end.
 
-load(File, Binary) ->
+compiled(Module, Forms) ->
+    case compile:forms(Forms, [return_errors]) of
+        {ok, Module, Binary} -> {ok, Binary};
+        Failed -> {error, {compile_failed, format("~s: ~p", [Module, Failed])}}
+    end.
+
+load(Module, File, Binary) ->
     %% Loading turns the stock code into old code and drops what is old now; a process that still
     %% runs older code would be killed, so leave it alone then.
-    case erlang:check_old_code(osiris_log) =:= false orelse code:soft_purge(osiris_log) of
+    case erlang:check_old_code(Module) =:= false orelse code:soft_purge(Module) of
         true ->
-            case code:load_binary(osiris_log, File, Binary) of
-                {module, osiris_log} -> ok;
-                {error, What} -> {error, {load_failed, format("osiris_log: ~p", [What])}}
+            case code:load_binary(Module, File, Binary) of
+                {module, Module} -> ok;
+                {error, What} -> {error, {load_failed, format("~s: ~p", [Module, What])}}
             end;
         false ->
-            {error, {restart_needed, "processes still run an older osiris_log"}}
+            {error, {restart_needed, format("processes still run an older ~s", [Module])}}
     end.
 
 format(Format, Args) ->

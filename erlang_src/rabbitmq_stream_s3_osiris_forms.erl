@@ -8,7 +8,7 @@
 %% hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
 -module(rabbitmq_stream_s3_osiris_forms).
 
--export([instrument/2, version/0]).
+-export([instrument/2, wrap_answers/3, version/0]).
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -export_type([forms/0]).
@@ -32,6 +32,21 @@ instrument(Mark, Forms) ->
             {ok, rewrite(Mark, Hooks, Forms)};
         {_, Problems} ->
             {error, Problems}
+    end.
+
+-doc """
+Has rabbitmq_stream_s3_stats look over what functions of a module answer, while the hooks are there:
+with the same arguments, and the answer behind them. Those that there are: an older osiris has fewer.
+""".
+-spec wrap_answers(atom(), [{atom(), arity()}], forms()) ->
+    {ok, forms()} | {error, {unknown_shape, unicode:chardata()}}.
+wrap_answers(Mark, Functions, Forms) ->
+    case lists:filter(present(Forms), Functions) of
+        [] ->
+            {error, {unknown_shape, lists:join(", ", [missing(F) || F <- Functions])}};
+        There ->
+            Attributes = [{attribute, erl_anno:new(0), Mark, ?VERSION}],
+            {ok, replace(There, Attributes, [parse(looked_over(F)) || F <- There], Forms)}
     end.
 
 %% Every group lists arities that may carry the hook, best first; the first one present gets it.
@@ -65,9 +80,7 @@ called() ->
     ].
 
 plan(Forms) ->
-    Exported = lists:append([Fs || {attribute, _, export, Fs} <- Forms]),
-    Defined = [{N, A} || {function, _, N, A, _} <- Forms],
-    Present = fun(F) -> lists:member(F, Exported) andalso lists:member(F, Defined) end,
+    Present = present(Forms),
     Plan = fun({Need, Name, Arities}, {Hooks, Problems}) ->
         case {[{Name, A} || A <- Arities, Present({Name, A})], Need} of
             {[Hook | _], _} -> {[Hook | Hooks], Problems};
@@ -82,6 +95,11 @@ plan(Forms) ->
             [bypass(F) || F <- [{init, 1}, {init_acceptor, 3}], not calls_init(F, Forms)] ++
             records(Forms),
     {Hooks, Problems}.
+
+present(Forms) ->
+    Exported = lists:append([Fs || {attribute, _, export, Fs} <- Forms]),
+    Defined = [{N, A} || {function, _, N, A, _} <- Forms],
+    fun(F) -> lists:member(F, Exported) andalso lists:member(F, Defined) end.
 
 missing({Name, Arity}) ->
     io_lib:format("no exported function ~s/~b", [Name, Arity]).
@@ -131,12 +149,15 @@ rewrite(Mark, Hooks, Forms) ->
         {attribute, Anno, export, [{'$retention_evaluated', 2}]}
     ],
     Wrappers = [parse(Text) || Text <- [adopt(), evaluated() | [wrapper(H) || H <- Hooks]]],
+    replace(Hooks, Attributes, Wrappers, Forms).
+
+replace(Functions, Attributes, Wrappers, Forms) ->
     lists:flatmap(
         fun
             ({attribute, _, module, _} = Form) -> [Form | Attributes];
             ({eof, _} = Form) -> Wrappers ++ [Form];
             ({function, A, Name, Arity, Clauses} = Form) ->
-                case lists:member({Name, Arity}, Hooks) of
+                case lists:member({Name, Arity}, Functions) of
                     true -> [{function, A, stock(Name), Arity, Clauses}];
                     false -> [Form]
                 end;
@@ -152,6 +173,27 @@ parse(Text) ->
     {ok, Tokens, _} = erl_scan:string(lists:flatten(Text)),
     {ok, Form} = erl_parse:parse_form(Tokens),
     Form.
+
+%% Whatever goes wrong in ours, stock has an answer.
+looked_over({Name, Arity}) ->
+    Args = ["A" ++ integer_to_list(N) || N <- lists:seq(1, Arity)],
+    io_lib:format(
+        "~s(~s) ->"
+        "    Answer = '$stock_~s'(~s),"
+        "    case application:get_env(osiris, log_hooks) of"
+        "        {ok, _} ->"
+        "            try rabbitmq_stream_s3_stats:~s(~s) catch _:_ -> Answer end;"
+        "        undefined -> Answer"
+        "    end.",
+        [
+            Name,
+            lists:join(", ", Args),
+            Name,
+            lists:join(", ", Args),
+            Name,
+            lists:join(", ", Args ++ ["Answer"])
+        ]
+    ).
 
 %% Cold functions ask the application environment, so that unset variables mean stock.
 wrapper({init, 2}) ->

@@ -7,5 +7,5 @@
 -define(MANIFEST_CACHE, rabbitmq_stream_s3_manifest_cache).
 
 %% ETS, rows {Directory :: binary(), StreamId}: osiris names a log by its directory in
-%% osiris_log:evaluate_retention/2.
+%% osiris_log:evaluate_retention/2. More rows: see rabbitmq_stream_s3_manifest_replica.
 -define(DIRS, rabbitmq_stream_s3_dirs).

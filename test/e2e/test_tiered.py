@@ -8,6 +8,7 @@ import struct
 import zlib
 import base64
 
+import pika
 import pytest
 
 from stream_s3_e2e import records
@@ -229,7 +230,7 @@ def test_a_reader_goes_with_its_consumer(broker, s3, mixed):
         s3.clear_faults()
 
 
-def test_corrupt_bytes_are_never_delivered(broker, s3, stream_name):
+def test_corrupt_bytes_are_never_delivered_and_end_the_subscription(broker, s3, mixed, stream_name):
     with broker.client() as client:
         client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
         publish(broker, stream_name, 200, fixed(50_000))
@@ -239,14 +240,32 @@ def test_corrupt_bytes_are_never_delivered(broker, s3, stream_name):
         body = bytearray(s3.get(rotten))
         body[len(body) // 2] ^= 0xFF
         s3.put(rotten, bytes(body))
-        subscription = client.subscribe(stream_name, FIRST, credit=50)
+        bystander = client.subscribe("mixed", FIRST, subscription_id=2, credit=1)
+        subscription = client.subscribe(stream_name, FIRST, subscription_id=1, credit=100)
         checker = records.Checker(0, fixed(50_000))
-        while chunk := subscription.next_chunk(3):
-            chunk.check_crc()
-            for offset, message in chunk.messages():
-                checker.add(offset, decode(message))
-        assert 0 < checker.next_offset < 200, "the consumer was not stopped at the damage"
+
+        def ended():
+            client.poll(0.1)
+            while subscription.chunks:
+                chunk = subscription.chunks.popleft()
+                chunk.check_crc()
+                for offset, message in chunk.messages():
+                    checker.add(offset, decode(message))
+            return client.metadata_updates
+
+        # As when a member goes: "stream not available", and of this stream alone.
+        assert wait_until(ended, 60, "the subscription is ended") == [(6, stream_name)]
+        damaged = int(rotten.rsplit("/", 1)[1].split(".")[0])
+        assert damaged <= checker.next_offset < 200, "the consumer was not stopped at the damage"
+        for _ in range(3):
+            assert bystander.next_chunk(30) is not None, "another stream's subscription has ended, too"
+        # The connection has forgotten it: its number is free, and what is behind the damage can be read.
+        behind = int(keys[2].rsplit("/", 1)[1].split(".")[0])
+        assert client.subscribe(stream_name, at_offset(behind), subscription_id=1).next_chunk(30).chunk_id == behind
     assert broker.counter("chunk_crc_mismatches") > 0
+    # AMQP has an error for it: the channel is gone.
+    with pytest.raises(pika.exceptions.AMQPError):
+        list(consume_amqp091(broker, stream_name, 200))
 
 
 def test_a_slow_stream_reaches_s3_by_age(run_dir, s3):

@@ -43,6 +43,9 @@ log_reader_test_() ->
         {atom_to_list(name(T)), T}
      || T <- [
             fun attaches_where_the_offset_is/0,
+            fun a_time_that_the_local_log_has_is_read_there/0,
+            fun a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile/0,
+            fun a_connection_is_told_once_that_its_reader_has_failed/0,
             fun waits_a_bounded_time_for_the_manifest/0,
             fun needs_no_manifest_for_a_log_that_is_all_here/0,
             fun a_member_that_nobody_has_announced_is_waited_for/0,
@@ -390,7 +393,7 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 0),
     {end_of_stream, Reader5} = next(Reader4),
     {Chunks, Reader6} = all(Reader5),
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
     ?assertEqual([18, 20, 22], ids(Chunks)),
     close(Reader6).
 
@@ -782,6 +785,100 @@ attaches_where_the_offset_is() ->
     ?assertEqual({local, 18}, {tier({x, x, Next}), osiris_log:next_offset(Next)}),
     ok = osiris_log:close(Next).
 
+%% Every time around every chunk of both tiers, also several chunks of one time, against the times
+%% themselves: the first chunk that is not older, or the end.
+a_time_that_the_local_log_has_is_read_there() ->
+    %% Also across the floor; not across other ends of segments, where stock takes the later one.
+    Times = [1000, 1000, 1010, 1010, 1030, 1030, 1040, 1050, 1050, 1060, 1060],
+    Log = ?LOG:append_at(Times, ?LOG:new("times")),
+    uploaded(18, Log),
+    1 = ?LOG:trim(11, Log),
+    Floor = ?LOG:floor(Log),
+    ?assertEqual(6, Floor),
+    Chunks = lists:zip(Times, lists:seq(0, 20, 2)),
+    Expected = fun(T) -> hd([Id || {Time, Id} <- Chunks, Time >= T] ++ [22]) end,
+    Around = lists:usort([0] ++ [T + D || T <- Times, D <- [-1, 0, 1]]),
+    lists:foreach(
+        fun(T) ->
+            Reader = open(chunk_iterator, {timestamp, T}, Log),
+            At =
+                case next(Reader) of
+                    {end_of_stream, Last} -> osiris_log:next_offset(element(3, Last));
+                    {{Id, _}, _} -> Id
+                end,
+            Wanted = Expected(T),
+            %% The first local chunk may have others of its time before it.
+            Tier = lists:nth(1 + length([y || Wanted > Floor]), [remote, local]),
+            ?assertEqual({T, Tier, Wanted}, {T, tier(Reader), At}),
+            close(Reader),
+            _ = [
+                ?assertEqual(
+                    {ok, Wanted},
+                    osiris_log:resolve_offset_spec({timestamp, T}, ?LOG:context(#{}, Log))
+                )
+             || erlang:function_exported(osiris_log, resolve_offset_spec, 2)
+            ]
+        end,
+        Around
+    ),
+    %% What it has, it has whatever the manifest says.
+    range(pending, Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun(T) -> osiris_log:init_offset_reader({timestamp, T}, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open(1005)),
+    {ok, Local} = Open(1041),
+    ?assertEqual(14, osiris_log:next_offset(Local)),
+    ok = osiris_log:close(Local),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile() ->
+    Log = ?LOG:append_at(lists:seq(1000, 1008), ?LOG:new("time_race")),
+    uploaded(18, Log),
+    1 = ?LOG:trim(11, Log),
+    %% Gone when stock looks for the time; the floor has not moved.
+    after_floor(fun() -> 1 = ?LOG:delete_files(18, Log) end),
+    Reader0 = open(chunk_iterator, {timestamp, 1004}, Log),
+    ?assertEqual(remote, tier(Reader0)),
+    {[{8, _}], Reader} = take(1, Reader0),
+    close(Reader).
+
+a_connection_is_told_once_that_its_reader_has_failed() ->
+    Log = ?LOG:append(9, ?LOG:new("told")),
+    ok = cached(Log),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    {_, Reader} = take(1, open(send_file, first, Log)),
+    range({error, corrupt, <<"chunk 2">>}, Log),
+    Monitors = #{make_ref() => {self(), ?LOG:stream_id(Log)}},
+    Told = fun() ->
+        receive
+            %% It has asked for our state.
+            {system, {Pid, _} = From, get_state} ->
+                gen:reply(From, {ok, {open, {data, {connection, #{}, Monitors}}}}),
+                Monitor = monitor(process, Pid),
+                receive
+                    {'DOWN', Monitor, process, Pid, _} -> ok
+                end,
+                receive
+                    {'DOWN', _, process, _, {stream_s3, corrupt}} = Down -> Down
+                after 0 -> nothing
+                end
+        after 1000 -> not_asked
+        end
+    end,
+    with_quiet_log(fun() ->
+        ?assertEqual({error, {stream_s3, corrupt}}, next(Reader)),
+        [Monitor] = maps:keys(Monitors),
+        ?assertEqual({'DOWN', Monitor, process, self(), {stream_s3, corrupt}}, Told()),
+        ?assertEqual({error, {stream_s3, corrupt}}, next(Reader)),
+        receive
+            {system, _, _} -> error(asked_again)
+        after 100 -> ok
+        end
+    end),
+    close(Reader),
+    true = ets:delete(osiris_reader_context_cache, self()).
+
 waits_a_bounded_time_for_the_manifest() ->
     Log = ?LOG:append(9, ?LOG:new("resolve")),
     uploaded(18, Log),
@@ -815,7 +912,7 @@ waits_a_bounded_time_for_the_manifest() ->
     receive
         {'DOWN', Monitor, process, Pid, normal} -> ok
     end,
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout).
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
 
 needs_no_manifest_for_a_log_that_is_all_here() ->
     Log = ?LOG:append(3, ?LOG:new("all_here")),

@@ -1,7 +1,7 @@
 %% Real osiris logs in a temporary folder, for tests of what sits on top of them.
 -module(stream_s3_test_log).
 
--export([setup/0, cleanup/1, new/1, new/2, append/2, append/4, commit/1, context/2]).
+-export([setup/0, cleanup/1, new/1, new/2, append/2, append/4, append_at/2, commit/1, context/2]).
 -export([log/4]).
 -export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2]).
 
@@ -50,6 +50,18 @@ append(Count, Log) ->
 append(Entries, Type, Trailer, #log{log = L} = Log) ->
     Now = erlang:system_time(millisecond),
     commit(Log#log{log = osiris_log:write(Entries, Type, Now, Trailer, L)}).
+
+%% Chunks of two records each, of these times.
+append_at(Times, Log) ->
+    lists:foldl(
+        fun(Time, #log{log = L} = Acc) ->
+            Next = osiris_log:next_offset(L),
+            Records = [record(Next + 1), record(Next)],
+            commit(Acc#log{log = osiris_log:write(Records, 0, Time, <<>>, L)})
+        end,
+        Log,
+        Times
+    ).
 
 record(Offset) ->
     iolist_to_binary(["record ", integer_to_list(Offset), lists:duplicate(Offset rem 7, $x)]).

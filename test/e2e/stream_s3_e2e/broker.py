@@ -37,6 +37,9 @@ def run(*command, seconds=300, env=None):
 class Broker:
     """One node of a run folder. `conf` is text or a dict for rabbitmq.conf."""
 
+    # Of its certificate; the ports below are plain.
+    authority = None
+
     def __init__(self, run_dir, name="rabbit1", index=None, conf=None, plugins=(), env=None):
         self.run_dir = pathlib.Path(run_dir)
         self.name = name

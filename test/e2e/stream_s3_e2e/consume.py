@@ -1,17 +1,33 @@
 """Consumers over each of the protocols; all yield (offset, body)."""
 
 import asyncio
+import dataclasses
 import datetime
+import ssl
 import time
 
 import pika
 import rstream
-from proton import Described, symbol, ulong
+from proton import Described, SSLDomain, symbol, ulong
 from proton.reactor import Filter
 from proton.utils import BlockingConnection
 
 from . import amqp10
 from .streamproto import FIRST
+
+
+@dataclasses.dataclass(frozen=True)
+class Doors:
+    """Where consumers knock: ports of one kind. With a certificate authority (a path) they are of TLS."""
+
+    stream_port: int
+    amqp_port: int
+    authority: object = None
+
+
+def tls_context(broker):
+    """What a client needs to talk TLS to a broker or doors, None if it need not."""
+    return ssl.create_default_context(cafile=broker.authority) if broker.authority else None
 
 
 def consume_chunks(broker, stream, spec=FIRST, stop=None, seconds=60.0, credit=10, client=None, **options):
@@ -59,7 +75,9 @@ def consume_rstream(broker, stream, until, offset=0, seconds=120.0):
             if context.offset + 1 >= until:
                 done.set()
 
-        consumer = rstream.Consumer("127.0.0.1", port=broker.stream_port, username="guest", password="guest")
+        consumer = rstream.Consumer(
+            "127.0.0.1", port=broker.stream_port, username="guest", password="guest", ssl_context=tls_context(broker)
+        )
         await consumer.start()
         await consumer.subscribe(
             stream,
@@ -84,7 +102,9 @@ def _amqp091_spec(spec):
 
 def consume_amqp091(broker, stream, until, spec=FIRST, prefetch=100, seconds=60.0, ack_every=1, arguments=None):
     """AMQP 0-9-1: basic.qos, x-stream-offset, acks; until the record at `until` - 1 is in."""
-    parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0)
+    context = tls_context(broker)
+    options = pika.SSLOptions(context, "127.0.0.1") if context else None
+    parameters = pika.ConnectionParameters("127.0.0.1", broker.amqp_port, heartbeat=0, ssl_options=options)
     connection = pika.BlockingConnection(parameters)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=prefetch)
@@ -121,8 +141,13 @@ def _amqp10_filter(spec, more=None):
 
 def consume_amqp10(broker, stream, until, spec=FIRST, credit=100, seconds=60.0, filters=None):
     """AMQP 1.0 with the `rabbitmq:stream-offset-spec` filter."""
-    url = f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}"
-    connection = BlockingConnection(url, timeout=seconds, heartbeat=0)
+    domain, scheme = None, "amqp"
+    if broker.authority:
+        domain, scheme = SSLDomain(SSLDomain.MODE_CLIENT), "amqps"
+        domain.set_trusted_ca_db(str(broker.authority))
+        domain.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME)
+    url = f"{scheme}://guest:guest@127.0.0.1:{broker.amqp_port}"
+    connection = BlockingConnection(url, timeout=seconds, heartbeat=0, ssl_domain=domain)
     try:
         options = [_amqp10_filter(spec, filters)]
         receiver = connection.create_receiver(f"/queues/{stream}", credit=credit, options=options)

@@ -1,0 +1,73 @@
+%% Owns: how a client of the stream protocol learns that its subscription cannot go on. Its connection
+%% takes an error of a read for something of this moment: it logs it, keeps the subscription and
+%% sends nothing more. Only the end of the stream's member makes it end the subscription in order
+%% (metadata update, "stream not available"), so it is told just that, with the reference of its
+%% own monitor, which is in its state.
+%% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_log_reader).
+-module(rabbitmq_stream_s3_subscription).
+
+-export([ended/4, closed/1]).
+-export([tell/4, monitor_of/3]).
+
+-include_lib("kernel/include/logger.hrl").
+
+%% Records within records of a connection's state.
+-define(DEPTH_MAX, 4).
+
+-doc """
+Called by a connection whose reader has failed for good. Tells the connection once for each reader;
+the answer to the read has to come first, so another process does it.
+""".
+-spec ended(ReaderId :: term(), Queue :: term(), atomics:atomics_ref(), Kind :: atom()) -> ok.
+ended(ReaderId, Queue, Shared, Kind) ->
+    case {put({?MODULE, ReaderId}, told), rabbitmq_stream_s3_osiris:member(Shared)} of
+        {undefined, {ok, Member}} when element(1, Queue) =:= resource ->
+            _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
+            ok;
+        _ ->
+            ok
+    end.
+
+-doc "The calling process has closed the reader.".
+-spec closed(ReaderId :: term()) -> ok.
+closed(ReaderId) ->
+    _ = erase({?MODULE, ReaderId}),
+    ok.
+
+-doc false.
+-spec tell(pid(), pid(), term(), atom()) -> ok.
+tell(Connection, Member, Queue, Kind) ->
+    Stream = element(4, Queue),
+    try sys:get_state(Connection, infinity) of
+        State ->
+            case monitor_of(Member, Stream, State) of
+                {ok, Monitor} ->
+                    _ = Connection ! {'DOWN', Monitor, process, Member, {stream_s3, Kind}},
+                    ok;
+                none ->
+                    %% Louder than it has to be, and better than silence.
+                    ?LOG_WARNING("stream_s3: ~ts: a connection is closed, its subscription cannot be ended alone", [
+                        Stream
+                    ]),
+                    _ = Connection ! {shutdown, "a record cannot be read"},
+                    ok
+            end
+    catch
+        %% It is gone, or nothing that could be told.
+        exit:_ -> ok
+    end.
+
+-doc "The reference under which a connection monitors a member for a stream.".
+-spec monitor_of(pid(), binary(), term()) -> {ok, reference()} | none.
+monitor_of(Member, Stream, State) ->
+    case [Ref || {Ref, Value} <- entries(State, ?DEPTH_MAX), Value =:= {Member, Stream}] of
+        [Ref | _] -> {ok, Ref};
+        [] -> none
+    end.
+
+entries(Map, _) when is_map(Map) ->
+    [Entry || {Key, _} = Entry <- maps:to_list(Map), is_reference(Key)];
+entries(Tuple, Depth) when is_tuple(Tuple), Depth > 0 ->
+    lists:append([entries(Element, Depth - 1) || Element <- tuple_to_list(Tuple)]);
+entries(_, _) ->
+    [].
