@@ -34,7 +34,7 @@ pub fn run() -> Result<(), Failed> {
         None => rows.push((name, unit, vec![runs])),
     };
     for size in SIZES {
-        let mut world = World::new(RECORDS, DATA_BYTES);
+        let mut world = World::new(RECORDS, DATA_BYTES, 1);
         let began = Instant::now();
         while world.wanted < size {
             world.append(1_000.min(size - world.wanted));

@@ -23,6 +23,7 @@ pub struct World {
     machine: ReplicaReader,
     records: u64,
     data_bytes: u64,
+    chunks: u64,
     now_ms: u64,
     /// The groups that are stored.
     pub groups: BTreeMap<(Kind, u64, u32), Bytes>,
@@ -39,15 +40,16 @@ pub struct World {
 }
 
 impl World {
-    /// An empty stream whose fragments hold `records` records and `data_bytes` bytes, in one chunk.
-    pub fn new(records: u64, data_bytes: u64) -> Self {
+    /// An empty stream whose fragments hold `records` records and `data_bytes` bytes, in `chunks` chunks.
+    pub fn new(records: u64, data_bytes: u64, chunks: u64) -> Self {
         let settings = Settings {
-            fragment_size_bytes: 1,
+            fragment_size_bytes: data_bytes - chunks * HEADER_BYTES as u64,
             ..Settings::default()
         };
         let mut world = Self {
             records,
             data_bytes,
+            chunks,
             machine: ReplicaReader::new(0, settings, 1, 1),
             now_ms: 0,
             groups: BTreeMap::new(),
@@ -179,7 +181,7 @@ impl World {
     pub fn append(&mut self, fragments: u64) {
         self.wanted += fragments;
         self.handle(Event::Committed {
-            committed_chunk_id: Some((self.wanted - 1) * self.records),
+            committed_chunk_id: Some(self.wanted * self.records - self.records / self.chunks),
             local_first_chunk_id: Some(0),
         });
         self.run();
@@ -238,7 +240,7 @@ impl World {
 
     fn scan(&self, from_offset: u64, up_to: u64, max_chunks: usize, max_bytes: u64) -> ScanBatch {
         let limit = max_chunks.min(usize::try_from(max_bytes).unwrap_or(usize::MAX));
-        let step = usize::try_from(self.records).unwrap_or(usize::MAX);
+        let step = usize::try_from(self.records / self.chunks).unwrap_or(usize::MAX);
         let mut ids = (from_offset..=up_to).step_by(step);
         let chunks = ids.by_ref().take(limit).map(|id| self.chunk(id)).collect();
         let end = match ids.next() {
@@ -249,11 +251,11 @@ impl World {
     }
 
     fn chunk(&self, chunk_id: u64) -> ScannedChunk {
-        let data_bytes = self.data_bytes.saturating_sub(HEADER_BYTES as u64);
+        let data_bytes = (self.data_bytes / self.chunks).saturating_sub(HEADER_BYTES as u64);
         let header = ChunkHeader {
             chunk_type: ChunkType::User,
             num_entries: 1,
-            num_records: u32::try_from(self.records).unwrap_or(u32::MAX),
+            num_records: u32::try_from(self.records / self.chunks).unwrap_or(u32::MAX),
             timestamp_ms: i64::try_from(chunk_id).unwrap_or(i64::MAX),
             epoch: 1,
             chunk_id,
