@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::protocol::{Connection, DELIVER, PUBLISH, PUBLISH_CONFIRM, number, send};
-use crate::row::measure;
+use crate::row::{measure, percentile};
 
 type Failed = Box<dyn std::error::Error>;
 
@@ -53,18 +53,33 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
         (0..work.record_bytes as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8),
     );
     let confirmed = (Mutex::new(0u64), Condvar::new());
+    // When each frame went out.
+    let frames = Mutex::new(Vec::<Instant>::new());
     let began = Instant::now();
-    std::thread::scope(|scope| -> Result<(), Failed> {
-        let reader = scope.spawn(|| -> Result<(), Error> {
-            let mut seen = 0;
+    let confirm_ms = std::thread::scope(|scope| -> Result<Vec<f64>, Failed> {
+        let reader = scope.spawn(|| -> Result<Vec<f64>, Error> {
+            let (mut seen, mut confirm_ms) = (0, Vec::new());
             while seen < work.records {
-                if connection.receive()? == PUBLISH_CONFIRM {
-                    seen += u64::from(u32::from_be_bytes(number(connection.body(), 1)?));
-                    *confirmed.0.lock().unwrap_or_else(PoisonError::into_inner) = seen;
-                    confirmed.1.notify_one();
+                if connection.receive()? != PUBLISH_CONFIRM {
+                    continue;
                 }
+                let now = Instant::now();
+                let body = connection.body();
+                let count = u64::from(u32::from_be_bytes(number(body, 1)?));
+                let frames = frames.lock().unwrap_or_else(PoisonError::into_inner);
+                for id in body.get(5..).unwrap_or_default().chunks_exact(8) {
+                    let frame = u64::from_be_bytes(number(id, 0)?) / work.batch;
+                    let sent = usize::try_from(frame)
+                        .ok()
+                        .and_then(|frame| frames.get(frame));
+                    confirm_ms.extend(sent.map(|sent| (now - *sent).as_secs_f64() * 1e3));
+                }
+                drop(frames);
+                seen += count;
+                *confirmed.0.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+                confirmed.1.notify_one();
             }
-            Ok(())
+            Ok(confirm_ms)
         });
         let mut sent = 0;
         while sent < work.records {
@@ -76,6 +91,10 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
                 body.extend_from_slice(&(message.len() as u32).to_be_bytes());
                 body.extend_from_slice(&message);
             }
+            frames
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(Instant::now());
             send(&mut output, PUBLISH, &body)?;
             sent += count;
             let mut seen = confirmed.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,11 +104,15 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
                 seen = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
-        reader.join().map_err(|_| "the reading thread died")??;
-        Ok(())
+        Ok(reader.join().map_err(|_| "the reading thread died")??)
     })?;
     let wall_s = began.elapsed().as_secs_f64();
-    println!("{{\"records\":{},\"wall_s\":{wall_s:.6}}}", work.records);
+    println!(
+        "{{\"records\":{},\"wall_s\":{wall_s:.6},\"p50_ms\":{:.3},\"p99_ms\":{:.3}}}",
+        work.records,
+        percentile(&confirm_ms, 50),
+        percentile(&confirm_ms, 99),
+    );
     Ok(())
 }
 
