@@ -4,47 +4,32 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aws_sdk_s3::Client;
-use aws_sdk_s3::config::{
-    BehaviorVersion, Builder, Credentials, Region, RequestChecksumCalculation,
-};
 use aws_sdk_s3::primitives::{ByteStream, Length};
 use log_format::key::KeySpace;
 use tiering_core::fragment_assembly::{FragmentAssembly, FragmentPlan};
 use tiering_runtime::buffer_pool::BufferPool;
 use tiering_runtime::local_log::{FragmentBody, ScanRequest, Scanner};
 use tiering_runtime::remote_tier::{PutBody, PutRequest, RemoteTier, S3RemoteTier};
-use tiering_runtime::settings::{Config, Secret};
 use tiering_runtime::stats::Stats;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
 
+use crate::bare::{self, Target, all};
 use crate::corpus::Corpus;
-use crate::row::{Cost, measure, median, print};
+use crate::other::Other;
+use crate::row::{Cost, measure, print, print_paired};
 
-const RUNS: usize = 3;
+const RUNS: usize = 5;
 const CONCURRENCY: usize = 4;
 const FRAGMENT_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 1 << 20;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Where to.
-#[derive(Debug, Clone)]
-pub struct Target {
-    /// Base address.
-    pub endpoint: String,
-    /// Bucket; must exist.
-    pub bucket: String,
-    /// Key id.
-    pub access_key: String,
-    /// Its secret.
-    pub secret_key: String,
-    /// Name for the rows.
-    pub name: String,
-}
-
-/// Runs both ways in turn.
-pub fn run(directory: &Path, target: Target) -> Result<(), Box<dyn std::error::Error>> {
+/// Runs all ways in turn.
+pub fn run(
+    directory: &Path,
+    target: &Target,
+    others: &[Other],
+) -> Result<(), Box<dyn std::error::Error>> {
     let corpus = Corpus {
         chunks: 8_192,
         data_bytes: 131_000,
@@ -52,31 +37,60 @@ pub fn run(directory: &Path, target: Target) -> Result<(), Box<dyn std::error::E
     };
     let place = directory.join("upload");
     corpus.write(&place)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime = bare::runtime()?;
     let (mut ours, mut bare) = (Rates::default(), Rates::default());
-    for _ in 0..RUNS {
-        bare.add(corpus, upload_bare(&runtime, &place, &target)?);
-        ours.add(corpus, upload_ours(&runtime, &place, corpus, &target)?);
+    let mut others: Vec<(&Other, Rates)> = others
+        .iter()
+        .map(|other| (other, Rates::default()))
+        .collect();
+    for run in 0..=RUNS {
+        let costs = [
+            upload_bare(&runtime, &place, target)?,
+            upload_ours(&runtime, &place, corpus, target)?,
+        ];
+        let other_costs: Result<Vec<Cost>, _> =
+            others.iter().map(|(other, _)| other.run(&place)).collect();
+        let other_costs = other_costs?;
+        // The first round warms up: page cache, programs, the endpoint.
+        if run > 0 {
+            let [bare_cost, our_cost] = costs;
+            bare.add(corpus, bare_cost);
+            ours.add(corpus, our_cost);
+            for ((_, rates), cost) in others.iter_mut().zip(other_costs) {
+                rates.add(corpus, cost);
+            }
+        }
     }
-    let Target { name, .. } = &target;
+    let Target { name, .. } = target;
     print(&format!("bare PUT, {name}"), "MB/s", &bare.throughput, None);
     print(&format!("bare PUT, {name}, CPU"), "s/GiB", &bare.cpu, None);
-    let against = "bare PUT, same SDK";
-    print(
-        &format!("upload, {name}"),
-        "MB/s",
-        &ours.throughput,
-        Some((against, median(&bare.throughput))),
-    );
-    print(
-        &format!("upload, {name}, CPU"),
-        "s/GiB",
-        &ours.cpu,
-        Some((against, median(&bare.cpu))),
-    );
+    let rows = |what: &str, rates: &Rates, against: &str, base: &Rates| {
+        let row = format!("{what}, {name}");
+        print_paired(&row, "MB/s", &rates.throughput, against, &base.throughput);
+        let row = format!("{what}, {name}, CPU");
+        print_paired(&row, "s/GiB", &rates.cpu, against, &base.cpu);
+    };
+    rows("upload", &ours, "bare PUT, same SDK", &bare);
+    for (other, rates) in &others {
+        print(
+            &format!("{}, {name}", other.name),
+            "MB/s",
+            &rates.throughput,
+            None,
+        );
+        print(
+            &format!("{}, {name}, CPU", other.name),
+            "s/GiB",
+            &rates.cpu,
+            None,
+        );
+        rows(
+            &format!("upload beside {}", other.name),
+            &ours,
+            &other.name,
+            rates,
+        );
+    }
     std::fs::remove_dir_all(&place)?;
     Ok(())
 }
@@ -101,14 +115,7 @@ fn upload_ours(
     corpus: Corpus,
     target: &Target,
 ) -> Result<Cost, String> {
-    let tier = Arc::new(S3RemoteTier::new(&Config {
-        bucket: target.bucket.clone(),
-        endpoint: Some(target.endpoint.clone()),
-        path_style: true,
-        access_key_id: Some(target.access_key.clone()),
-        secret_access_key: Some(Secret::new(target.secret_key.clone())),
-        ..Config::default()
-    }));
+    let tier = Arc::new(S3RemoteTier::new(&target.config()));
     let keys = KeySpace::new("bench");
     let pool = Arc::new(BufferPool::new());
     let directory: Arc<Path> = Arc::from(place);
@@ -132,9 +139,9 @@ fn upload_ours(
                 async move { tier.put(request).await.map_err(|error| error.to_string()) }
             })
             .collect();
-        all(runtime, puts)
+        all(runtime, puts.into_iter(), CONCURRENCY)
     });
-    outcome.map(|()| cost)
+    outcome.map(|_| cost)
 }
 
 fn plans(
@@ -174,7 +181,7 @@ fn plans(
 }
 
 fn upload_bare(runtime: &Runtime, place: &Path, target: &Target) -> Result<Cost, String> {
-    let client = bare_client(target);
+    let client = target.client()?;
     let mut pieces = Vec::new();
     for entry in std::fs::read_dir(place).map_err(|error| error.to_string())? {
         let path: PathBuf = entry.map_err(|error| error.to_string())?.path();
@@ -219,52 +226,7 @@ fn upload_bare(runtime: &Runtime, place: &Path, target: &Target) -> Result<Cost,
                 }
             })
             .collect();
-        all(runtime, puts)
+        all(runtime, puts.into_iter(), CONCURRENCY)
     });
-    outcome.map(|()| cost)
-}
-
-fn bare_client(target: &Target) -> Client {
-    let config = Builder::new()
-        .behavior_version(BehaviorVersion::latest())
-        .region(Region::new("us-east-1"))
-        .force_path_style(true)
-        .endpoint_url(&target.endpoint)
-        .http_client(aws_smithy_http_client::Builder::new().build_http())
-        .credentials_provider(Credentials::new(
-            &target.access_key,
-            &target.secret_key,
-            None,
-            None,
-            "bench",
-        ))
-        .request_checksum_calculation(RequestChecksumCalculation::WhenRequired);
-    Client::from_conf(config.build())
-}
-
-/// Runs them, a few at a time.
-fn all<F>(runtime: &Runtime, puts: Vec<F>) -> Result<(), String>
-where
-    F: Future<Output = Result<(), String>> + Send + 'static,
-{
-    runtime.block_on(async {
-        let admission = Arc::new(Semaphore::new(CONCURRENCY));
-        let tasks: Vec<_> = puts
-            .into_iter()
-            .map(|put| {
-                let admission = Arc::clone(&admission);
-                tokio::spawn(async move {
-                    let _permit = admission
-                        .acquire_owned()
-                        .await
-                        .map_err(|error| error.to_string())?;
-                    put.await
-                })
-            })
-            .collect();
-        for task in tasks {
-            task.await.map_err(|error| error.to_string())??;
-        }
-        Ok(())
-    })
+    outcome.map(|_| cost)
 }

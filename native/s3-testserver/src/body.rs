@@ -83,6 +83,8 @@ pub(crate) struct Shaped<B> {
     position: u64,
     length: Option<u64>,
     pause: Option<Pin<Box<Sleep>>>,
+    /// When the first piece of a body with a rate went out.
+    begun: Option<Instant>,
 }
 
 impl<B: Body<Data = Bytes>> Shaped<B> {
@@ -106,6 +108,7 @@ impl<B: Body<Data = Bytes>> Shaped<B> {
             position: 0,
             length,
             pause: None,
+            begun: None,
         };
         if ended {
             body.finish();
@@ -145,8 +148,11 @@ impl<B: Body<Data = Bytes>> Shaped<B> {
         let mut take = self.rest.len() as u64;
         if let Some(rate) = self.rate {
             take = take.min((rate / PIECES_PER_S).max(1));
-            let wait = Duration::from_micros(take.saturating_mul(1_000_000) / rate);
-            self.pause = Some(Box::pin(sleep_until(Instant::now() + wait)));
+            // Counted from the body's first piece, so that late timers do not add up.
+            let begun = *self.begun.get_or_insert_with(Instant::now);
+            let sent_bytes = self.position.saturating_add(take);
+            let due = begun + Duration::from_secs_f64(sent_bytes as f64 / rate as f64);
+            self.pause = Some(Box::pin(sleep_until(due)));
         }
         if let Some(at) = self.cut_at {
             take = take.min(at.saturating_sub(self.position));

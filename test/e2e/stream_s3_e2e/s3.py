@@ -59,9 +59,11 @@ class _Server:
 class S3Test(_Server):
     """native/s3-testserver: exact faults, barriers, a log of every request. Keeps objects in memory."""
 
-    def __init__(self, bucket="streams", tls=None):
+    def __init__(self, bucket="streams", tls=None, program=None):
+        """`program` is a server that is built already (benchmarks: with optimisation)."""
         self.bucket = bucket
         self.tls = tls
+        self.program = program
         self.process = None
 
     @staticmethod
@@ -80,7 +82,7 @@ class S3Test(_Server):
 
     def start(self):
         """Starts it on free ports; it ends with this process."""
-        command = [self.binary(), "--until-eof", "--bucket", self.bucket]
+        command = [self.program or self.binary(), "--until-eof", "--bucket", self.bucket]
         if self.tls:
             command += ["--tls-cert", self.tls[0], "--tls-key", self.tls[1]]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
