@@ -1,4 +1,4 @@
-"""What operators do to a cluster that is in use: plugin off and on, node by node, another version, restarts, policies, deletion."""
+"""What operators do to a cluster in use: plugin off and on, node by node, another version, restarts, policies, deletion."""
 
 import re
 import shutil
@@ -208,10 +208,8 @@ def test_a_policy_is_changed_while_records_come(cluster, s3):
         other.stop()
     # What it dropped is gone from the bucket.
     names = {key for _, key in found.fragments}
-    stream_id = cluster.nodes[0].stream_id(stream)
-    wait_until(
-        lambda: {k.split(stream_id + "/")[1] for k in s3.keys(f"{stream_id}/data/")} == names, 60, "the bucket holds what is named"
-    )
+    folder = f"{cluster.nodes[0].stream_id(stream)}/"
+    wait_until(lambda: {key.split(folder)[1] for key in s3.keys(f"{folder}data/")} == names, 60, "what is named is there, alone")
 
 
 def test_the_history_makes_sense(cluster, load, s3):

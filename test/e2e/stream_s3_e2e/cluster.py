@@ -65,6 +65,8 @@ class Cluster:
         self.s3 = s3
         self.nodes = [Node(run_dir, s3, index, conf, **settings) for index in range(count)]
         self._cuts = set()
+        # Replicas that had to be restarted to be known again.
+        self.woken = 0
         self._log_marks = {}
 
     def start(self):
@@ -140,9 +142,10 @@ class Cluster:
     def kill(self, node):
         """SIGKILL; the others have noticed when this returns."""
         node.kill()
-        self._wait_missed(node)
+        self.wait_missed(node)
 
-    def _wait_missed(self, node):
+    def wait_missed(self, node):
+        """Waits until the nodes that run have lost their connections to this one."""
         others = [n for n in self.others(node) if n.running]
         wait_until(lambda: all(node.node not in n.peers() for n in others), 60, f"{node.name} is missed")
 
@@ -268,7 +271,32 @@ class Cluster:
                 60, f"{one.name} and {other.name} are connected",
             )
         for stream in streams:
+            self._wake_members(stream)
             self.wait_members(stream, seconds=seconds)
+
+    def _wake_members(self, stream):
+        """Restarts replicas that the coordinator has for `disconnected`.
+
+        A replica whose node was cut from the coordinator's leader and not from the writer's goes on replicating. In
+        RabbitMQ 4.3 the coordinator watches it again when the link is back, but does not have it for running again, so no
+        client may attach there until that replica ends. With the plugin or without.
+        """
+        leader = self.wait_leader(stream)
+        stream_id = leader.stream_id(stream)
+        state = leader.rpc(
+            "begin {ok, {_, S}, _} = ra:local_query({rabbit_stream_coordinator, node()}, fun(X) ->"
+            ' lists:flatten(io_lib:format("~0p", [element(2, X)])) end), S end.'
+        ).replace('\\"', '"')
+        members = re.split(r'"(__[^"]+)"\s*=>', state)
+        mine = "".join(text for name, text in zip(members[1::2], members[2::2]) if name == stream_id)
+        assert mine, f"{stream}: the coordinator does not know it"
+        for node in self.nodes:
+            if re.search(rf"'?{node.node}'?\s*=>\s*{{member,\s*{{disconnected", mine):
+                self.woken += 1
+                node.rpc(
+                    "[exit(Pid, kill) || {Id, Pid, _, [osiris_replica]} <- supervisor:which_children(osiris_server_sup),"
+                    f' rabbitmq_stream_s3_hooks:stream_id(Id) =:= <<"{stream_id}">>].'
+                )
 
     # -- the tier ---------------------------------------------------------------------------------
 
@@ -302,9 +330,9 @@ class Cluster:
 
         return wait_until(told, 60, f"{stream}: what is committed") - 1
 
-    def manifest(self, stream):
-        """What is persisted now, read from the bucket by way of the pointer."""
-        leader = self.wait_leader(stream)
+    def manifest(self, stream, among=None):
+        """What is persisted now, read from the bucket by way of the pointer that a leader among these nodes has."""
+        leader = self.wait_leader(stream, among)
         stream_id = leader.stream_id(stream)
 
         def read():

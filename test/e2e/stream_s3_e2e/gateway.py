@@ -4,6 +4,8 @@ One thread with an event loop for each relay. Owns sockets and counts; knows not
 """
 
 import asyncio
+import socket
+import struct
 import threading
 import urllib.parse
 
@@ -72,7 +74,7 @@ class Gateway:
         self._flowing.set()
         for writer in list(self._writers):
             self.broken += 1
-            writer.transport.abort()
+            _reset(writer)
 
     def _heal(self):
         self._open = True
@@ -94,7 +96,7 @@ class Gateway:
     async def _serve(self, reader, writer):
         if not self._open:
             self.refused += 1
-            writer.transport.abort()
+            _reset(writer)
             return
         self.connections += 1
         self._writers.add(writer)
@@ -119,3 +121,9 @@ class Gateway:
             await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
+
+
+def _reset(writer):
+    """Ends a connection as a router that has lost it does: not with a goodbye."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

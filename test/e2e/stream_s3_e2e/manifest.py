@@ -23,9 +23,7 @@ class Manifest:
         body = self._get(f"metadata/root.{self.epoch}.{self.uid:08x}.manifest", b"OSIR")
         self.first, self.next = struct.unpack_from(">QQ", body, 8)
         self.total_size = int.from_bytes(body[40:49], "big")
-        self.fragments = [
-            (offset, key) for offset, key in self._leaves(body) if key is not None
-        ]
+        self.fragments = list(self._leaves(body))
 
     def _get(self, key, magic):
         body = self._s3.get(f"{self._folder}/{key}")
@@ -46,18 +44,18 @@ class Manifest:
     def check(self, exact=True):
         """The fragments cover [first, next) without a hole, none twice, each is there and says the same of itself.
 
-        `exact`: every object ends where the next begins; otherwise (a log that had lost its end) it may go on behind that.
+        `exact`: every object ends where the next begins; else (a log that had lost its end) it may go on behind that.
         """
         objects = {entry["key"]: entry for entry in self._s3.objects(f"{self._folder}/data/")}
         keys = [key for _, key in self.fragments]
         if len(set(keys)) != len(keys):
             raise ManifestError("a fragment is named twice")
         # A group may name what retention has dropped already.
-        live = [(o, k) for n, (o, k) in enumerate(self.fragments) if n + 1 == len(keys) or self.fragments[n + 1][0] > self.first]
-        ends = [offset for offset, _ in live[1:]] + [self.next]
+        ends = [offset for offset, _ in self.fragments[1:]] + [self.next]
+        live = [(offset, key, end) for (offset, key), end in zip(self.fragments, ends) if end > self.first]
         if live and live[0][0] > self.first:
             raise ManifestError(f"begins at {self.first}, its first fragment at {live[0][0]}")
-        for (offset, key), end in zip(live, ends):
+        for offset, key, end in live:
             entry = objects.get(f"{self._folder}/{key}")
             if entry is None:
                 raise ManifestError(f"{key} is not in the bucket")

@@ -13,6 +13,7 @@ import contextlib
 import pathlib
 import random
 import re
+import signal
 import sys
 import time
 
@@ -31,6 +32,8 @@ SETTINGS = {
     "fragment_size": 500_000, "fragment_max_age": "1s", "persist_interval_ms": 200, "request_timeout": "10s",
     "rebalance_threshold": 16, "reconciliation_interval": "10s",
 }
+# A node that does not answer is missed within ten seconds instead of over a minute.
+CONF = {"net_ticktime": 8}
 # Counters of the nodes that the summary adds up over all lives of them.
 COUNTERS = (
     "pointer_writes_ok", "pointer_writes_conflict", "pointer_writes_error", "local_log_ahead_recoveries",
@@ -115,6 +118,7 @@ class Soak:
     def cut_one_link(self):
         """Two nodes do not see each other, the third sees both."""
         self.cluster.cut(*self.random.sample(self.cluster.nodes, 2))
+        self._linger()
 
     def cut_s3_of_leader(self):
         """The leader cannot reach S3."""
@@ -143,13 +147,28 @@ class Soak:
         self.cluster.s3.fault(name="lost", operation="PutObject", count=3, lose_answer=True)
         wait_until(lambda: len(self.cluster.s3.log(rule="lost")) >= 3, 60, "S3 has lost answers")
 
+    def pause_leader(self):
+        """The leader does not answer, for less than the others need to miss it."""
+        with self.cluster.frozen(self.cluster.wait_leader(STREAM)):
+            self._linger(4)
+
     def freeze_leader(self):
-        """The leader does not answer for a few seconds."""
-        self._freeze(self.cluster.wait_leader(STREAM))
+        """The leader does not answer until the others have another, and then goes on as if it still were."""
+        leader = self.cluster.wait_leader(STREAM)
+        with self.cluster.frozen(leader):
+            self.cluster.wait_leader(STREAM, self.cluster.others(leader), seconds=90)
+
+    def freeze_before_the_pointer(self):
+        """The same when the root is in S3 and the pointer does not name it."""
+        self._hold("/metadata/root.", after_effect=True)
+        self.freeze_leader()
+        self.cluster.s3.clear_faults()
 
     def freeze_replica(self):
-        """A replica does not answer for a few seconds."""
-        self._freeze(self.random.choice(self.cluster.replicas(STREAM)))
+        """A replica does not answer until the others miss it."""
+        replica = self.random.choice(self.cluster.replicas(STREAM))
+        with self.cluster.frozen(replica):
+            self.cluster.wait_missed(replica)
 
     def take_replica_away(self):
         """A member less, and one more again."""
@@ -162,7 +181,8 @@ class Soak:
         kill_leader, kill_replica, kill_in_mid_upload, kill_in_mid_persist, kill_before_the_pointer, wipe_replica,
         restart_node, move_leader, move_leader_often, isolate_leader, isolate_leader_from_all,
         isolate_before_the_pointer, isolate_replica, cut_one_link, cut_s3_of_leader, hold_s3_of_leader, cut_s3_of_all,
-        s3_answers_with_errors, s3_loses_answers, freeze_leader, freeze_replica, take_replica_away,
+        s3_answers_with_errors, s3_loses_answers, pause_leader, freeze_leader, freeze_before_the_pointer, freeze_replica,
+        take_replica_away,
     )
     # May come on top of another one without costing a majority or what only one node has.
     ON_TOP = (cut_s3_of_leader, s3_answers_with_errors, s3_loses_answers, move_leader)
@@ -186,15 +206,12 @@ class Soak:
         stream_id = self.cluster.wait_leader(STREAM).stream_id(STREAM)
         key = stream_id + part
         self.cluster.s3.fault(name="held", operation="PutObject", key=key, count=1, hang="held", **when)
-        wait_until(lambda: any(e["hanging"] == "held" for e in self.cluster.s3.log(rule="held")), 60, f"a PUT of {part} hangs")
+        log = self.cluster.s3.log
+        wait_until(lambda: any(e["hanging"] == "held" for e in log(rule="held")), 60, f"a PUT of {part} hangs")
 
     def _isolate(self, node):
         self.cluster.isolate(node)
         self._linger()
-
-    def _freeze(self, node):
-        with self.cluster.frozen(node):
-            self._linger(8)
 
     def _bites(self, nodes, fault):
         before = [node.gateway.bitten for node in nodes]
@@ -248,7 +265,8 @@ class Soak:
 
     def _check_manifest(self, stream):
         # Uploading goes on: what is dropped or replaced meanwhile is looked for anew.
-        wait_until(lambda: self.cluster.manifest(stream).check(exact=False), 30, f"{stream}: the manifest and the bucket agree")
+        agree = lambda: self.cluster.manifest(stream).check(exact=False)  # noqa: E731
+        wait_until(agree, 30, f"{stream}: the manifest and the bucket agree")
 
     def _count_lives(self):
         """Adds up counters, which start again with each life of a node."""
@@ -304,6 +322,7 @@ class Soak:
         return "\n".join([
             f"{sum(self.done.values())} faults in {self.rounds} rounds: {faults}",
             f"{self.load.confirmed + self.bounded.confirmed} records confirmed, {self.leader_changes} leader changes",
+            f"{self.cluster.woken} replicas restarted that the coordinator had for disconnected",
             f"uploads resumed after SIGKILL within {resumed}",
             ", ".join(f"{name} {int(self._totals[name])}" for name in COUNTERS),
         ])
@@ -322,10 +341,13 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
+    # Also in the background, where a shell has interrupts ignored: an orderly end, with the summary.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit("interrupted"))
     seed = options.seed if options.seed is not None else int(time.time())
     print(f"seed {seed}, {options.minutes:g} minutes", flush=True)
     with S3Test() as s3:
-        cluster = Cluster(options.run, s3, **SETTINGS)
+        cluster = Cluster(options.run, s3, conf=CONF, **SETTINGS)
         soak = Soak(cluster, seed)
         try:
             cluster.start()

@@ -9,7 +9,7 @@ import time
 
 from . import amqp10
 from .history import Allowance, Ledger, Observation, check, key_of, parts_of, payload
-from .streamproto import FIRST, Client, ProtocolError, at_offset, at_timestamp
+from .streamproto import FIRST, Client, ProtocolError, at_offset
 from .wait import wait_until
 
 # A node that is frozen or alone does not answer; then another one is asked.
@@ -73,7 +73,7 @@ class Publisher(_Worker):
         self.done = threading.Event()
         # Longest time without a confirmation: since the start, and since `take_silence`.
         self.longest_silence = self._silence = 0.0
-        self._last_confirm = time.monotonic()
+        self._last_confirm = None
 
     def finish(self):
         """Sends nothing new, and is done when all that was sent is confirmed."""
@@ -128,7 +128,7 @@ class Publisher(_Worker):
 
     def _confirmed(self, number):
         now = time.monotonic()
-        self._silence = max(self._silence, now - self._last_confirm)
+        self._silence = max(self._silence, now - (self._last_confirm or now))
         self.longest_silence = max(self.longest_silence, self._silence)
         self._last_confirm = now
         self.ledger.confirm(number - 1)
@@ -157,11 +157,14 @@ class Reader(_Worker):
 
 
 class StoredOffsetReader(_Worker):
-    """Consumes on one node, stores its offset now and then, and attaches again at the stored one; many observations."""
+    """Consumes on one node, stores its offset now and then, and attaches again at the stored one; many observations.
 
-    def __init__(self, node, stream, name, store_every=100, attach_every=600):
+    `floor()` is where the stream begins: what is stored below it is forgotten.
+    """
+
+    def __init__(self, node, stream, name, floor, store_every=100, attach_every=600):
         super().__init__(name)
-        self.node, self.stream = node, stream
+        self.node, self.stream, self.floor = node, stream, floor
         self.store_every, self.attach_every = store_every, attach_every
         self.observations = []
         self.attached_at_stored = 0
@@ -174,7 +177,8 @@ class StoredOffsetReader(_Worker):
     def work(self):
         with self.node.client(patience=_PATIENCE_SECONDS) as client:
             stored = client.query_offset(self.stream, self.name)
-            if stored is None and self._known >= 0 or stored is not None and stored < self._known:
+            lost = self._known >= 0 if stored is None else stored < self._known
+            if lost and self._known >= self.floor():
                 self.failure = AssertionError(f"{self.name}: stored {self._known}, now {stored}")
                 raise _Stopped
             start = 0 if stored is None else stored + 1
@@ -229,7 +233,8 @@ class Workload:
     def read_stored(self, node):
         """One more consumer, on that node, with stored offsets."""
         self._number += 1
-        reader = StoredOffsetReader(node, self.stream, f"stored-{self._number}-{node.name}")
+        name = f"stored-{self._number}-{node.name}"
+        reader = StoredOffsetReader(node, self.stream, name, lambda: self.cluster.manifest(self.stream).first)
         self.stored.append(reader)
         reader.start()
         return reader
@@ -282,15 +287,20 @@ class Workload:
 
     def troubles(self):
         """What each thread last stumbled over."""
-        return "; ".join(f"{w.name}: {w.last_trouble}" for w in (*self.publishers, *self.readers, *self.stored) if w.last_trouble)
+        workers = (*self.publishers, *self.readers, *self.stored)
+        return "; ".join(f"{worker.name}: {worker.last_trouble}" for worker in workers if worker.last_trouble)
 
     def finish(self, seconds=120):
         """Publishes nothing more, and waits until all that was sent is confirmed."""
         self.finished = True
         for publisher in self.publishers:
             publisher.finish()
-        for publisher in self.publishers:
-            wait_until(lambda p=publisher: self.alive() or p.done.is_set(), seconds, f"{publisher.name} is done: {publisher.last_trouble}")
+
+        def done():
+            self.alive()
+            return all(publisher.done.is_set() for publisher in self.publishers)
+
+        wait_until(done, seconds, f"publishers have all confirmed; {self.troubles()}")
 
     def truth(self, node, seconds=120):
         """What a fresh consumer sees from `first`, up to the last record of every publisher."""
@@ -339,7 +349,8 @@ class Workload:
         served = node.counter("chunks_served_remote")
         again = self.truth(node)
         assert (again.offsets, again.keys) == (truth.offsets, truth.keys), f"{node.name} has something else"
-        remote, most = node.counter("chunks_served_remote"), self.cluster.manifest(self.stream).chunk_count()
+        remote = node.counter("chunks_served_remote")
+        most = self.cluster.manifest(self.stream).chunk_count()
         assert served < remote <= served + most, f"{node.name}: {remote - served} chunks from S3, which has {most}"
         with node.client() as client:
             last = client.subscribe(self.stream, at_offset(truth.offsets[-1])).next_chunk(30)
@@ -350,7 +361,8 @@ class Workload:
         """One line about what went on."""
         again = len(truth.keys) - len({parts_of(key)[::2] for key in truth.keys})
         return (
-            f"{self.confirmed} records confirmed, {len(truth.keys)} there, {again} of them again, {len(truth.chunk_ids)} chunks,"
+            f"{self.confirmed} records confirmed, {len(truth.keys)} there, {again} of them again,"
+            f" {len(truth.chunk_ids)} chunks,"
             f" {sum(len(r.observation.offsets) for r in self.readers)} seen by {len(self.readers)} consumers,"
             f" {sum(r.attached_at_stored for r in self.stored)} times attached at a stored offset;"
             f" reconnects: publishers {sum(p.reconnects for p in self.publishers)},"
