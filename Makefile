@@ -1,6 +1,6 @@
 # What a user and a developer type. The work is in scripts/; each says at its head what it does.
 
-.PHONY: build test sim sim-mutants model demo ct bench fuzz coverage dist cluster clean
+.PHONY: build test sim sim-mutants model demo soak ct bench fuzz coverage dist cluster clean
 
 build: ## native library and Erlang modules, put together
 	scripts/dist
@@ -20,7 +20,10 @@ sim-mutants: ## deliberate mistakes of the core, and which seed finds each
 demo: ## publish, watch local disk shrink and objects grow, read back, compare; KEEP=1 leaves it running
 	scripts/demo
 
-ct: build ## Common Test; SUITE=broker for one
+soak: build ## random faults on three nodes with the checker of histories on; MINUTES=10 SEED=n
+	MINUTES=$(or $(MINUTES),10) scripts/soak
+
+ct: build ## Common Test; SUITE=broker for one; SUITE=cluster: three nodes and their faults (end-to-end tests)
 	scripts/ct $(SUITE)
 
 fuzz: ## mutated bytes against every decoder; SECONDS=60 for each, TARGET=root for one

@@ -50,6 +50,19 @@ def run_dir(request):
     lock.close()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test of a cluster that fails shows what the nodes logged while it ran."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if hasattr(cluster, "log_window"):
+        if report.failed:
+            report.sections.append(("logs of the nodes", cluster.log_window()))
+        if call.when == "teardown":
+            cluster.mark_logs()
+    return report
+
+
 @pytest.fixture(scope="module")
 def stock_broker(run_dir):
     """A broker without the plugin."""

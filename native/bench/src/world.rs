@@ -99,6 +99,7 @@ impl World {
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
+                ..
             } => Event::Scanned {
                 generation,
                 batch: self.scan(from_offset, up_to_chunk_id, max_chunks, max_bytes),

@@ -129,6 +129,7 @@ class Broker:
     prometheus_port = property(lambda self: self._port("prometheus"))
     node = property(lambda self: self._status["node"])
     pid = property(lambda self: int(self._status["pid"]))
+    data_dir = property(lambda self: pathlib.Path(self._status["data_dir"]))
 
     def client(self, **options):
         """A raw stream protocol connection."""
@@ -162,7 +163,7 @@ class Broker:
 
     def stream_dir(self, stream):
         """The folder of a stream's segments on this node."""
-        base = pathlib.Path(self._status["data_dir"]) / "stream"
+        base = self.data_dir / "stream"
         pattern = re.compile(r"__" + re.escape(stream) + r"_\d+$")
         found = [path for path in base.iterdir() if pattern.search(path.name)] if base.is_dir() else []
         assert len(found) == 1, f"{stream}: {[path.name for path in found]} in {base}"

@@ -18,8 +18,13 @@ _POOL = hashlib.shake_256(b"stream s3 end to end").digest(_POOL_STARTS + SIZE_MA
 
 def payload(sequence, size):
     """The bytes of record `sequence` when it is `size` bytes long."""
-    start = sequence * 40503 % _POOL_STARTS
-    return HEADER.pack(MAGIC, size, sequence) + _POOL[start : start + size - SIZE_MIN]
+    return HEADER.pack(MAGIC, size, sequence) + filler(sequence, size - SIZE_MIN)
+
+
+def filler(number, size):
+    """`size` bytes of the pool, from where `number` says."""
+    start = number * 40503 % _POOL_STARTS
+    return _POOL[start : start + size]
 
 
 def fixed(size):

@@ -185,6 +185,8 @@ class Publisher:
         self.unconfirmed = {}
         self.confirm_seconds = []
         self.errors = []
+        # Called with the publishing id of each confirmed message.
+        self.on_confirm = None
 
     def publish(self, messages, filters=None):
         """Sends (publishing id, encoded message) pairs in one frame; `filters` gives each a filter value."""
@@ -219,14 +221,18 @@ class Publisher:
 
 
 class Client:
-    """One connection."""
+    """One connection. `patience` is how many seconds it waits for an answer, or for the broker to take a frame."""
 
-    def __init__(self, port, host="127.0.0.1", user="guest", password="guest", vhost="/", receive_buffer=None, tls=None):
+    def __init__(
+        self, port, host="127.0.0.1", user="guest", password="guest", vhost="/", receive_buffer=None, tls=None,
+        patience=60.0,
+    ):
+        self.patience = patience
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer:
             # Before connecting: only then the kernel offers the small window (a slow reader in earnest).
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(30)
+        self.socket.settimeout(min(30, patience))
         self.socket.connect((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
@@ -240,15 +246,16 @@ class Client:
         self.credit_errors = []
         self.tune = None
         self.closed = None
-        self._log_in(user, password, vhost)
+        self._log_in(user, password, vhost, patience)
 
-    def _log_in(self, user, password, vhost):
+    def _log_in(self, user, password, vhost, patience):
         self.request(PEER_PROPERTIES, _map({"product": "stream_s3_e2e", "connection_name": "stream_s3_e2e"}))
         self.request(SASL_HANDSHAKE, b"")
         secret = b"\0" + user.encode() + b"\0" + password.encode()
         self.request(SASL_AUTHENTICATE, _string("PLAIN") + struct.pack(">i", len(secret)) + secret)
         while self.tune is None:
-            self.poll(10)
+            if not self.poll(patience):
+                raise ConnectionLost(f"no tune within {patience} s")
         self.frame_max = self.tune[0]
         # No heartbeats: a test that stops reading on purpose must not be cut off for it.
         self.send(RESPONSE | TUNE, struct.pack(">II", self.frame_max, 0))
@@ -261,11 +268,12 @@ class Client:
 
     def send(self, key, body, version=1):
         """One frame, all of it."""
-        self.socket.settimeout(60)
+        self.socket.settimeout(self.patience)
         self.socket.sendall(struct.pack(">IHH", 4 + len(body), key, version) + body)
 
-    def request(self, key, body, seconds=60.0, expect_ok=True):
+    def request(self, key, body, seconds=None, expect_ok=True):
         """Sends a request and returns the body of its answer after the code."""
+        seconds = self.patience if seconds is None else seconds
         self.correlation += 1
         correlation = self.correlation
         self.send(key, struct.pack(">I", correlation) + body)
@@ -327,6 +335,8 @@ class Client:
             for number in struct.unpack_from(f">{count}Q", frame, body.position):
                 if publisher is not None:
                     publisher.confirm_seconds.append(now - publisher.unconfirmed.pop(number))
+                    if publisher.on_confirm is not None:
+                        publisher.on_confirm(number)
         elif key == PUBLISH_ERROR:
             publisher = self.publishers.get(body.take("B"))
             for _ in range(body.take("I")):
