@@ -77,6 +77,7 @@ fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> R
             from_offset %= corpus.chunks;
             let batch = scanner.scan(&ScanRequest {
                 from_offset,
+                front_timestamp_ms: None,
                 up_to_chunk_id: corpus.chunks - 1,
                 max_chunks: BATCH_CHUNKS,
                 max_bytes: 64 << 20,

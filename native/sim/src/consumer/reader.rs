@@ -81,7 +81,7 @@ impl World {
                     "reader RefreshManifest",
                     ReaderOp::Refresh(id),
                 ),
-                Effect::GetGroup { id, group } => self.reader_ask(
+                Effect::GetGroup { id, group, .. } => self.reader_ask(
                     consumer,
                     reader,
                     "reader GetGroup",
