@@ -336,16 +336,19 @@ impl World {
         let Some(state) = self.streams.get(stream) else {
             return;
         };
-        let log = &state.log;
-        for (number, entry) in root.entries.iter().enumerate() {
-            let next = root.entries.get(number + 1);
+        // What is not there is checked elsewhere.
+        let Ok(flat) = Flat::of(&self.bucket, stream, root) else {
+            return;
+        };
+        let (log, entries) = (&state.log, &flat.root.entries);
+        for (number, entry) in entries.iter().enumerate() {
+            let next = entries.get(number + 1);
             let end = next.map_or(root.next_offset, |next| next.first_offset);
             let object = StoredObject::of(entry);
-            // Groups and deleted objects are checked elsewhere.
             let Some(stored) = self.bucket.get(stream, object) else {
                 continue;
             };
-            if entry.kind != Kind::Fragment || stored.timeline == log.timeline {
+            if stored.timeline == log.timeline {
                 continue;
             }
             let expected = log.bytes(log.holding(entry.first_offset), log.holding(end));

@@ -99,19 +99,17 @@ impl Consumer {
         self.corrupted = false;
     }
 
+    fn begin_ms(&self) -> Option<i64> {
+        self.begin.and_then(|begin| begin.timestamp_ms)
+    }
+
     /// Attaches where it is. Whether that was known.
     fn attach_again(&mut self) -> bool {
-        let spec = match (self.expected, self.begin) {
-            (Some(expected), _) => Spec::Offset(expected),
-            (
-                None,
-                Some(Begin {
-                    timestamp_ms: Some(timestamp_ms),
-                    ..
-                }),
-            ) => Spec::Timestamp(timestamp_ms),
-            (None, Some(begin)) => Spec::Offset(begin.offset),
-            (None, None) => return false,
+        let spec = match (self.expected, self.begin_ms(), self.begin) {
+            (Some(expected), _, _) => Spec::Offset(expected),
+            (None, Some(timestamp_ms), _) => Spec::Timestamp(timestamp_ms),
+            (None, None, Some(begin)) => Spec::Offset(begin.offset),
+            (None, None, None) => return false,
         };
         self.attach(spec);
         true
@@ -254,6 +252,15 @@ impl World {
                 match remote.queue.take(committed) {
                     ReadOutcome::Chunk { header, .. } if header.chunk_id >= limit => {
                         self.coverage.hit("reader at its limit");
+                        let first_offset = disk.first_offset(&state.log);
+                        if let (None, Some(timestamp_ms)) = (it.expected, it.begin_ms())
+                            && first_offset.is_some_and(|first| first <= header.chunk_id)
+                        {
+                            // Nothing older is new enough, so the local log has it.
+                            let at = state.log.at_time(timestamp_ms);
+                            it.mode = Mode::Local(at.clamp(disk.first(), disk.end));
+                            return true;
+                        }
                         it.attach_again()
                     }
                     ReadOutcome::Chunk { header, bytes, .. } => {

@@ -279,7 +279,7 @@ fn a_log_that_lost_its_end_and_has_grown_past_it_is_uploaded_again_from_its_firs
     assert_eq!(rig.take_scan().1, 10);
     rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
     rig.published();
-    assert_eq!(rig.deleted(), [root_object(70)], "nothing else is lost");
+    rig.quiet();
     assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 1);
 }
 
