@@ -1,6 +1,7 @@
 # Shared by every script here: where things live, and how to say what happens.
 # Owns names of folders; does not own any process.
 
+# `pipefail`: so nothing here ends in `| grep -q`, which leaves before it has read all. Who writes then dies, and a find is taken for none.
 set -euo pipefail
 
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -63,7 +63,7 @@ make_cookie() {
 
 # alive_as PID TEXT: that process exists and TEXT is one of its command line's arguments.
 alive_as() {
-  [ -n "$1" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' '\n' <"/proc/$1/cmdline" 2>/dev/null | grep -qxF -- "$2"
+  [ -n "$1" ] && [ -r "/proc/$1/cmdline" ] && tr '\0' '\n' <"/proc/$1/cmdline" 2>/dev/null | grep -xF -- "$2" >/dev/null
 }
 
 # Prints the pid of node NAME's virtual machine if it runs; also finds one whose pid file was lost.
@@ -117,7 +117,7 @@ start_epmd() {
   echo $! >"$DIR/epmd.pid"
   wait_until 20 epmd_listens "$port" || die "epmd did not start: $(tail -n 3 "$DIR/epmd.log")"
 }
-epmd_listens() { listening_ports | grep -qx "$1"; }
+epmd_listens() { listening_ports | grep -x "$1" >/dev/null; }
 
 stop_epmd_if_last() {
   local name pid

@@ -233,7 +233,7 @@ def test_a_reader_goes_with_its_consumer(broker, s3, mixed):
 def test_corrupt_bytes_are_never_delivered_and_end_the_subscription(broker, s3, mixed, stream_name):
     with broker.client() as client:
         client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-        publish(broker, stream_name, 200, fixed(50_000))
+        publish(broker, stream_name, 200, fixed(50_000), batch=5, window=0)
         tier(broker, stream_name, 200)
         keys = s3.keys(f"{broker.stream_id(stream_name)}/data/")
         rotten = keys[1]
