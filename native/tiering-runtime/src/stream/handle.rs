@@ -119,7 +119,7 @@ impl Engine {
         let (committed, committed_changes) = watch::channel(Committed::default());
         let (driver, status) = Driver::new(Arc::clone(self.shared()), config, sink);
         let task = runtime
-            .spawn(driver.run(event_queue, committed_changes))
+            .spawn(Box::new(driver).run(event_queue, committed_changes))
             .abort_handle();
         Ok(StreamHandle {
             events,
