@@ -31,8 +31,9 @@ def s3():
 
 @pytest.fixture(scope="module")
 def broker(run_dir, s3):
-    # A mega-group of fours holds sixty-four fragments.
-    with TieredBroker(run_dir, s3, fragment_size=100_000, rebalance_threshold=4, persist_interval_ms=100) as node:
+    # A mega-group of fours holds sixty-four fragments. With so little memory readers share nothing, and every path is walked.
+    settings = {"fragment_size": 100_000, "rebalance_threshold": 4, "persist_interval_ms": 100, "read.memory": "1MB"}
+    with TieredBroker(run_dir, s3, **settings) as node:
         yield node
 
 

@@ -216,12 +216,17 @@ def test_ten_subscriptions_one_of_them_hung_in_s3(broker, s3, stream_name):
         s3.clear_faults()
 
 
-def test_a_reader_goes_with_its_consumer(broker, s3, mixed):
+def test_a_reader_goes_with_its_consumer(broker, s3, stream_name):
+    # A stream of its own: nothing of it is in the cache.
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=1_000_000)
+    publish(broker, stream_name, 60, fixed(100_000), batch=5)
+    tier(broker, stream_name, 60)
     wait_until(lambda: broker.counter("remote_readers") == 0, 10, "no reader left")
-    s3.fault(name="stuck", operation="GetObject", key=broker.stream_id("mixed"), hang="stuck")
+    s3.fault(name="stuck", operation="GetObject", key=broker.stream_id(stream_name), hang="stuck")
     try:
         client = broker.client()
-        client.subscribe("mixed", FIRST, credit=5)
+        client.subscribe(stream_name, FIRST, credit=5)
         s3.wait_log(1, hanging="stuck")
         assert broker.counter("remote_readers") == 1
         client.socket.close()

@@ -50,6 +50,8 @@ pub(super) struct Streaming {
     frontier_position: u64,
     assembly: Assembly,
     ranges: RangeQueue,
+    /// Lengths of all ranges asked for so far.
+    asked_bytes: u64,
     skip: Option<Skip>,
     /// Up to here in the first fragment bytes must come from the store itself: those of the cache were wrong.
     past_cache_end: u64,
@@ -75,6 +77,7 @@ impl Streaming {
             frontier_position: position,
             assembly: Assembly::new(fragment, position, chunk_id, context.settings.verify_crc),
             ranges: RangeQueue::default(),
+            asked_bytes: 0,
             skip,
             past_cache_end: 0,
             gone: None,
@@ -293,10 +296,10 @@ impl Streaming {
             let piece_bytes = piece_bytes(&context.settings, self.frontier_position, data_end);
             let mut length = piece_bytes.min(room_bytes);
             let starving = context.ready_chunks == 0 && self.ranges.is_empty();
-            // A consumer that has not used up most of the first request may want no more than it: one record costs one request.
+            // A consumer that has not used up most of what it was given first may want no more: one record costs one request.
             let is_worth_it = match context.window_has_grown() {
                 true => length >= piece_bytes.min(target_bytes / 2),
-                false => room_bytes >= target_bytes / 4 * 3,
+                false => outstanding_bytes <= self.asked_bytes / 4,
             };
             if !starving && !is_worth_it {
                 return Ok(());
@@ -351,6 +354,7 @@ impl Streaming {
             end = block_end(&context.settings, start, end);
         }
         self.frontier_position = end;
+        self.asked_bytes += end - start;
         self.ranges
             .push(Range::new(id, fragment, start, end, past_cache));
         context.pace.asked(now_ms);
