@@ -208,7 +208,7 @@ impl World {
                     reader.handle(0, remote_reader::Event::Manifest { id, view });
                     continue;
                 }
-                remote_reader::Effect::GetGroup { id, group } => {
+                remote_reader::Effect::GetGroup { id, group, .. } => {
                     let key = (group.kind, group.first_offset, group.uid);
                     (
                         id,
