@@ -32,8 +32,8 @@ fuzz: ## mutated bytes against every decoder; SECONDS=60 for each, TARGET=root f
 coverage: ## which lines of the two lower crates their tests run
 	scripts/coverage
 
-bench: ## a table and JSON lines
-	scripts/bench
+bench: ## a table and JSON lines, about twenty minutes; ROWS="read share" for some (docs/BENCHMARKS.md)
+	scripts/bench $(ROWS)
 
 dist: ## the .ez to install: dist/rabbitmq_stream_s3-VSN.ez
 	scripts/dist --ez

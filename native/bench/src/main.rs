@@ -28,7 +28,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 const USAGE: &str = "usage: bench header-scan --dir DIR
-       bench upload --dir DIR TARGET [--also NAME=COMMAND]...
+       bench upload --dir DIR TARGET [--data-bytes N] [--also NAME=COMMAND]...
        bench manifest           (1,000, 100,000 and 1,000,000 fragments)
        bench read TARGET [--fragments N]
        bench share TARGET [--fragments N]
@@ -103,7 +103,8 @@ fn run(command: &str, options: &Options) -> Result<(), Failed> {
         "upload" => {
             let others: Option<Vec<_>> = options.all("--also").map(other::Other::parse).collect();
             let others = others.ok_or("--also takes NAME=COMMAND")?;
-            upload::run(&directory()?, &options.target()?, &others)
+            let data_bytes = options.number("--data-bytes", 131_000)?;
+            upload::run(&directory()?, &options.target()?, &others, data_bytes)
         }
         "manifest" => manifest::run(),
         "read" => read::run(&options.target()?, options.number("--fragments", 16)?),

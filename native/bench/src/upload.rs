@@ -19,6 +19,7 @@ use crate::other::Other;
 use crate::row::{Cost, measure, print, print_paired};
 
 const RUNS: usize = 5;
+const CORPUS_BYTES: u64 = 1 << 30;
 const CONCURRENCY: usize = 4;
 const FRAGMENT_BYTES: u64 = 64 << 20;
 const READ_BYTES: usize = 1 << 20;
@@ -29,10 +30,11 @@ pub fn run(
     directory: &Path,
     target: &Target,
     others: &[Other],
+    data_bytes: u32,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let corpus = Corpus {
-        chunks: 8_192,
-        data_bytes: 131_000,
+        chunks: CORPUS_BYTES / u64::from(data_bytes),
+        data_bytes,
         segment_bytes: 250_000_000,
     };
     let place = directory.join("upload");

@@ -33,10 +33,10 @@ def main():
         brokers = {"S3": TieredBroker(options.run / "tiered", s3, name="tiered"), "disk": Broker(options.run / "stock", "stock")}
         try:
             history = History(s3, brokers, options.records)
-            history.catch_up("", "", options.rounds)
+            history.catch_up("", options.rounds)
             history.attach("", options.attaches)
             s3.fault(**SLOW)
-            history.catch_up(f", {SLOW_NAME}", f", {SLOW_NAME}", options.rounds)
+            history.catch_up(f", {SLOW_NAME}", options.rounds)
             history.attach(f", {SLOW_NAME}", options.attaches // 3)
         finally:
             for broker in brokers.values():
@@ -69,7 +69,7 @@ class History:
                       "--until", until or self.until)
         return seen, cpu_seconds(broker.pid) - before
 
-    def catch_up(self, where, store, rounds):
+    def catch_up(self, where, rounds):
         """Rows of one store; the first round warms up and tells how many requests the plugin makes at once."""
         remote, local, same, many = Rates(), Rates(), Rates(), Rates()
         at_once = 1
@@ -87,13 +87,16 @@ class History:
             for rates, concurrency in (same, at_once), (many, MANY):
                 bare = self.bare(concurrency)
                 rates.add(bare, bare["cpu_s"])
-        gets_same = f"{at_once} bare ranged GETs at once, test server{store}"
-        row(f"bare ranged GETs, {MANY} at once, test server{store}", "MB/s", many.throughput)
-        row(f"bare ranged GETs, {at_once} at once as the plugin, test server{store}", "MB/s", same.throughput)
-        row(f"catch-up of one client from local disk, stock broker{' beside' + store[1:] if store else ''}", "MB/s", local.throughput)
-        row(f"catch-up of one client from S3{where}", "MB/s", remote.throughput, "local disk, stock broker", local.throughput)
-        row(f"catch-up of one client from S3{where}, beside GETs", "MB/s", remote.throughput, gets_same, same.throughput)
-        row(f"catch-up of one client from S3{where}, broker's CPU", "s/GiB", remote.cpu, "local disk, stock broker", local.cpu)
+        gets = f"{at_once} bare ranged GETs at once"
+        disk = "local disk, stock broker"
+        row(f"bare ranged GETs, {MANY} at once, test server{where}", "MB/s", many.throughput)
+        row(f"bare ranged GETs, {at_once} at once as the plugin, test server{where}", "MB/s", same.throughput)
+        row(f"catch-up from disk in turn with S3{where}", "MB/s", local.throughput)
+        row(f"catch-up from disk in turn with S3{where}, broker's CPU", "s/GiB", local.cpu)
+        row(f"catch-up from S3{where}", "MB/s", remote.throughput, disk, local.throughput)
+        row(f"catch-up from S3{where}, beside GETs", "MB/s", remote.throughput, gets, same.throughput)
+        row(f"catch-up from S3{where}, beside all that {MANY} GETs carry", "MB/s", remote.throughput, f"{MANY} bare ranged GETs at once", many.throughput)
+        row(f"catch-up from S3{where}, broker's CPU", "s/GiB", remote.cpu, disk, local.cpu)
 
     def bare(self, at_once):
         """Gets the chunk bytes that lie in front of `until`, as the plugin has to."""
@@ -124,7 +127,7 @@ class History:
                 seen[place][0].append(percentile(times, 50))
                 seen[place][1].append(percentile(times, 99))
         base = seen.pop("on disk, stock broker")
-        row(f"first record from disk, stock broker: p50{where}", "ms", base[0])
+        row(f"first record from disk, stock broker{where}: p50", "ms", base[0])
         for place, (p50, p99) in seen.items():
             row(f"first record {place}{where}: p50", "ms", p50, "disk, stock broker", base[0])
             row(f"first record {place}{where}: p99", "ms", p99, "disk, stock broker", base[1])
