@@ -828,7 +828,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 persist_threshold: 2,
                 ..NOTHING
             },
-            25_000,
+            190_000,
         ),
         (
             "two deadlines or retries, crash",
