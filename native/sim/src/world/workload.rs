@@ -253,11 +253,15 @@ impl World {
             disk.replicate(&state.log, usize::MAX);
         }
         let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
+        let floor = state.log.id(from);
         if let (Some(known), Some(news_from)) =
             (state.known.get_mut(node), state.news_from.get_mut(node))
         {
             (*known, *news_from) = (None, revision);
         }
+        self.note(|| {
+            format!("stream {stream}: node {node} starts over at {floor}, revision {revision}")
+        });
         // Whatever ran there is gone, and its readers start over: their log was deleted under them.
         for uploader in 0..self.uploaders.len() {
             if self
