@@ -226,7 +226,13 @@ impl World {
             .and_then(Option::as_ref)
             .map(|known| known.root.next_offset);
         let current = state.current.as_ref().map_or(0, |root| root.next_offset);
-        let reach = known.unwrap_or(current).min(current);
+        // One that knows nothing yet may still hear of the oldest that news can be of.
+        let oldest = state.news_from.get(node).copied().unwrap_or(0);
+        let oldest = state
+            .history
+            .get(&oldest)
+            .map_or(0, |root| root.next_offset);
+        let reach = known.unwrap_or(oldest).min(current);
         if floor > reach {
             self.coverage.hit("local trim made a gap");
             state.gaps.push((reach, floor));
