@@ -461,7 +461,12 @@ impl World {
             _ => None,
         };
         if let Some(problem) = problem {
-            let reasons = format!("floor {}, gaps {:?}", state.floor, state.gaps);
+            let known = state.known.get(it.node).and_then(Option::as_ref);
+            let known = known.map(|known| (known.version, known.root.next_offset));
+            let reasons = format!(
+                "node {} knows {known:?}, floor {}, gaps {:?}",
+                it.node, state.floor, state.gaps
+            );
             self.violated(|| {
                 format!("exactly once: consumer {consumer} got {problem}: {chunk_id}, expected {expected:?} or {begin:?} (remote: {remote}; {reasons})")
             });

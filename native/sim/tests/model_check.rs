@@ -31,6 +31,8 @@ struct Bounds {
     fragments: u64,
     /// Fragments of one writer that are on their way at once.
     in_flight: usize,
+    /// Fragments to a persist.
+    persist_threshold: u32,
     /// Writers that are dropped.
     crashes: u8,
     /// Compare-and-swaps whose outcome is told as unknown after they had their effect.
@@ -48,6 +50,7 @@ struct Bounds {
 const NOTHING: Bounds = Bounds {
     fragments: 2,
     in_flight: 2,
+    persist_threshold: 1,
     crashes: 0,
     losses: 0,
     ticks: 0,
@@ -181,7 +184,7 @@ fn settings(bounds: &Bounds) -> Settings {
         fragment_size_bytes: 1,
         fragment_max_chunks: 1,
         fragment_max_age_ms: 0,
-        persist_threshold: 1,
+        persist_threshold: bounds.persist_threshold,
         persist_interval_ms: 1,
         max_in_flight_transfers: bounds.in_flight,
         rebalance_threshold: bounds.rebalance_threshold,
@@ -795,7 +798,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 losses: 1,
                 ..NOTHING
             },
-            1,
+            16_000,
         ),
         (
             "three fragments at once, crash",
@@ -805,60 +808,47 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            1,
+            140_000,
         ),
         (
-            "three fragments, unknown outcome",
+            "four fragments one by one, two to a persist, crash",
             Bounds {
-                fragments: 3,
+                fragments: 4,
+                in_flight: 1,
+                persist_threshold: 2,
+                crashes: 1,
+                ..NOTHING
+            },
+            25_000,
+        ),
+        (
+            "four fragments two at once, two to a persist",
+            Bounds {
+                fragments: 4,
+                persist_threshold: 2,
+                ..NOTHING
+            },
+            190_000,
+        ),
+        (
+            "two deadlines or retries, crash",
+            Bounds {
+                fragments: 1,
+                ticks: 2,
+                crashes: 1,
+                ..NOTHING
+            },
+            85_000,
+        ),
+        (
+            "deletion of the stream, unknown outcome",
+            Bounds {
+                fragments: 1,
+                deletions: 1,
                 losses: 1,
                 ..NOTHING
             },
-            1,
-        ),
-        (
-            "four fragments one by one, crash",
-            Bounds {
-                fragments: 4,
-                in_flight: 1,
-                crashes: 1,
-                ..NOTHING
-            },
-            1,
-        ),
-        (
-            "four fragments, two at once",
-            Bounds {
-                fragments: 4,
-                ..NOTHING
-            },
-            1,
-        ),
-        (
-            "deadlines and retries",
-            Bounds {
-                ticks: 1,
-                ..NOTHING
-            },
-            1,
-        ),
-        (
-            "deadlines and retries, crash",
-            Bounds {
-                ticks: 1,
-                crashes: 1,
-                in_flight: 1,
-                ..NOTHING
-            },
-            1,
-        ),
-        (
-            "deletion of the stream",
-            Bounds {
-                deletions: 1,
-                ..NOTHING
-            },
-            1,
+            9_000,
         ),
         (
             "retention, crash",
@@ -867,25 +857,18 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            1,
+            25_000,
         ),
         (
-            "groups, retention in them",
+            "groups, retention in them, crash",
             Bounds {
+                in_flight: 1,
                 retentions: 1,
-                rebalance_threshold: 2,
-                ..NOTHING
-            },
-            1,
-        ),
-        (
-            "groups, crash",
-            Bounds {
                 crashes: 1,
                 rebalance_threshold: 2,
                 ..NOTHING
             },
-            1,
+            30_000,
         ),
     ]
 }

@@ -26,9 +26,19 @@ impl World {
             it.recovered = Some(kind);
         }
         let (stream, node) = (it.stream, it.node);
-        let Some(state) = self.streams.get(stream) else {
+        let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
+        if kind == Recovery::RemoteTierAhead {
+            // A member that had trimmed by the lost manifest starts behind the place that this writer goes on at: until that is
+            // uploaded again, its readers go from one to the other (docs/decisions/0008, limits).
+            let floors = state.disks.iter().map(|disk| state.log.id(disk.first()));
+            let floors: Vec<u64> = floors.filter(|floor| *floor > to_offset).collect();
+            for floor in floors {
+                self.coverage.hit("member trimmed past a cut");
+                state.gaps.push((to_offset, floor));
+            }
+        }
         let justified = match kind {
             // What was to be uploaded next is not on the writer's disk any more, and what is given up is not more than that.
             Recovery::LocalLogAhead => state.disks.get(node).is_some_and(|disk| {

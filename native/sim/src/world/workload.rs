@@ -233,7 +233,13 @@ impl World {
             .and_then(Option::as_ref)
             .map(|known| known.root.next_offset);
         let current = state.current.as_ref().map_or(0, |root| root.next_offset);
-        let reach = known.unwrap_or(current).min(current);
+        // One that knows nothing yet may still hear of the oldest that news can be of.
+        let oldest = state.news_from.get(node).copied().unwrap_or(0);
+        let oldest = state
+            .history
+            .get(&oldest)
+            .map_or(0, |root| root.next_offset);
+        let reach = known.unwrap_or(oldest).min(current);
         if floor > reach {
             self.coverage.hit("local trim made a gap");
             state.gaps.push((reach, floor));
@@ -260,11 +266,15 @@ impl World {
             disk.replicate(&state.log, usize::MAX);
         }
         let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
+        let floor = state.log.id(from);
         if let (Some(known), Some(news_from)) =
             (state.known.get_mut(node), state.news_from.get_mut(node))
         {
             (*known, *news_from) = (None, revision);
         }
+        self.note(|| {
+            format!("stream {stream}: node {node} starts over at {floor}, revision {revision}")
+        });
         // Whatever ran there is gone, and its readers start over: their log was deleted under them.
         for uploader in 0..self.uploaders.len() {
             if self

@@ -474,6 +474,56 @@ fn retention_may_empty_a_manifest_of_groups() {
 }
 
 #[test]
+fn what_waits_for_its_deletion_is_bounded_and_retention_goes_on_after_a_persist() {
+    const FRAGMENTS: u64 = 1_024;
+    let entry = |kind: Kind, number: u64, last: u64| Entry {
+        first_offset: number,
+        first_timestamp_ms: number as i64,
+        last_timestamp_ms: last as i64,
+        kind,
+        size_bytes: u64::from(kind == Kind::Fragment),
+        uid: number as u32,
+    };
+    let group = |first: u64| Group {
+        kind: Kind::Group,
+        first_offset: first,
+        first_timestamp_ms: first as i64,
+        entries: (first..first + FRAGMENTS)
+            .map(|number| entry(Kind::Fragment, number, number))
+            .collect(),
+    };
+    let firsts = [0, FRAGMENTS, 2 * FRAGMENTS];
+    let root = Root {
+        first_offset: 0,
+        next_offset: 3 * FRAGMENTS,
+        first_timestamp_ms: 0,
+        first_last_timestamp_ms: 0,
+        total_size_bytes: 3 * u128::from(FRAGMENTS),
+        entries: firsts
+            .map(|first| entry(Kind::Group, first, first + FRAGMENTS - 1))
+            .to_vec(),
+    };
+    // The persist that makes room is not due by itself.
+    let patient = Settings {
+        persist_threshold: 100,
+        persist_interval_ms: 1_000_000,
+        ..settings()
+    };
+    let mut rig = Rig::confirmed_with(patient, &root);
+    rig.send(bytes(0));
+    // A group that is used up goes when it is known what comes first after it.
+    for first in firsts {
+        assert!(!rig.persists());
+        rig.get_group(Ok(group(first)));
+    }
+    assert!(rig.persists());
+    assert_eq!(rig.machine.status().manifest_first_offset, firsts[2]);
+    rig.persist_as(100);
+    assert!(rig.take_deleted().len() > 2 * FRAGMENTS as usize);
+    assert_eq!(rig.machine.status().manifest_entries, 0);
+}
+
+#[test]
 fn a_group_that_cannot_be_read_changes_nothing_and_persisting_goes_on() {
     let (root, groups) = grown();
     let mut rig = Rig::confirmed(&root);
