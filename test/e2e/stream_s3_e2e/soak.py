@@ -185,7 +185,7 @@ class Soak:
         take_replica_away,
     )
     # May come on top of another one without costing a majority or what only one node has.
-    ON_TOP = (cut_s3_of_leader, s3_answers_with_errors, s3_loses_answers, move_leader)
+    ON_TOP = (cut_s3_of_leader, s3_answers_with_errors, s3_loses_answers)
     KILLS = frozenset(
         ("kill_leader", "kill_replica", "kill_in_mid_upload", "kill_in_mid_persist", "kill_before_the_pointer")
     )
