@@ -798,7 +798,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 losses: 1,
                 ..NOTHING
             },
-            16_000,
+            14_000,
         ),
         (
             "three fragments at once, crash",
@@ -808,7 +808,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            140_000,
+            116_000,
         ),
         (
             "four fragments one by one, two to a persist, crash",
@@ -819,7 +819,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            25_000,
+            24_900,
         ),
         (
             "four fragments two at once, two to a persist",
@@ -828,7 +828,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 persist_threshold: 2,
                 ..NOTHING
             },
-            190_000,
+            191_000,
         ),
         (
             "two deadlines or retries, crash",
@@ -838,7 +838,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            85_000,
+            88_000,
         ),
         (
             "deletion of the stream, unknown outcome",
@@ -848,7 +848,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 losses: 1,
                 ..NOTHING
             },
-            9_000,
+            9_600,
         ),
         (
             "retention, crash",
@@ -857,7 +857,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 crashes: 1,
                 ..NOTHING
             },
-            25_000,
+            22_000,
         ),
         (
             "groups, retention in them, crash",
@@ -868,7 +868,7 @@ fn explorations() -> Vec<(&'static str, Bounds, usize)> {
                 rebalance_threshold: 2,
                 ..NOTHING
             },
-            30_000,
+            27_000,
         ),
     ]
 }
