@@ -256,7 +256,7 @@ open_local(Spec, #reader{context = Context}) ->
 open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
     RemoteOptions = #{
         next_offset => Next,
-        limit => limit(local_first(Reader), Next),
+        limit => limit(oldest_chunk(Reader), Next),
         chunk_selector => Reader#reader.chunk_selector,
         filter => Reader#reader.filter,
         counter => Reader#reader.counter,
@@ -273,6 +273,13 @@ open_remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
                     }};
                 {error, _} = Error -> Error
             end
+    end.
+
+%% The floor, also if it has yet to follow the files.
+oldest_chunk(#reader{context = #{dir := Dir}} = Reader) ->
+    case {local_first(Reader), rabbitmq_stream_s3_local_retention:oldest(Dir)} of
+        {First, {ok, Oldest}} when First >= 0 -> max(First, Oldest);
+        {First, _} -> First
     end.
 
 %% Below its floor the remote tier has what the local log had, whatever became of the log's end.
@@ -565,7 +572,7 @@ at_limit(ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Lef
 start_local(Spec, ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     case open_local(?SPEC:stock(Spec), Reader) of
         {ok, Log} ->
-            case local_first(Reader) =< ChunkId of
+            case oldest_chunk(Reader) =< ChunkId of
                 true ->
                     ok = rabbitmq_stream_s3_remote_log:close(Remote),
                     Opened = Reader#reader{tier = {local, Log}, chained = false},
