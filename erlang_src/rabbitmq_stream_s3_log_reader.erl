@@ -236,7 +236,7 @@ open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadl
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
                     Landed = osiris_log:next_offset(Log),
-                    case ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline) of
+                    case route_from(Landed, StreamId, Spec, Reader, Deadline) of
                         {local, _} ->
                             {ok, Reader#reader{tier = {local, Log}}};
                         _ ->
@@ -248,6 +248,18 @@ open(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadl
             end;
         {error, _} = Error ->
             Error
+    end.
+
+%% A time's place behind a local chunk is not where the log begins, and no gap is in front of it.
+route_from(Landed, StreamId, Spec, #reader{shared = Shared, context = #{dir := Dir}}, Deadline) ->
+    case Spec of
+        {timestamp, _} ->
+            case ?SPEC:behind_a_local_chunk(Landed, Dir) of
+                true -> {local, Spec};
+                false -> ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline)
+            end;
+        _ ->
+            ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline)
     end.
 
 open_local(Spec, #reader{context = Context}) ->
@@ -470,9 +482,12 @@ readable(Next, #reader{shared = Shared}) ->
         osiris_log_shared:last_chunk_id(Shared) >= Next.
 
 %% The local log begins above Next. Trimmed by tiering: the remote tier has it. Trimmed by the
-%% user's retention: it is gone from both, and the reader goes on at the floor, as in stock.
+%% user's retention: it is gone from both, and the reader goes on at the floor, as in stock; if that
+%% is certain, because the manifest that is known here may be old.
 below_floor(Next, Reader, Local, Deliver, Left) ->
-    Floor = local_first(Reader),
+    below_floor(Next, local_first(Reader), false, Reader, Local, Deliver, Left).
+
+below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
     case remote_range(Reader) of
         {ok, First, RemoteNext} when First < RemoteNext, Next < RemoteNext, First < Floor ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
@@ -480,21 +495,53 @@ below_floor(Next, Reader, Local, Deliver, Left) ->
             plugin_is_off(Reader);
         {error, Kind} ->
             failed(Kind, <<"who has the next chunk cannot be found out">>, Reader);
-        {ok, _, _} ->
-            at_floor(Next, Reader, Local, Deliver, Left);
-        Unknown ->
-            case still_unknown(Unknown, Reader) of
-                {true, Waiting} -> retry_later(Waiting);
-                false -> at_floor(Next, Reader, Local, Deliver, Left)
+        Range ->
+            case gap(Range, Floor, IsCertain, Reader) of
+                true ->
+                    at_floor(Next, Floor, Reader, Local, Deliver, Left);
+                look_again ->
+                    below_floor(Next, Floor, true, Reader, Local, Deliver, Left);
+                {later, Waiting} ->
+                    retry_later(Waiting)
             end
     end.
 
-at_floor(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
-    ok = osiris_log:close(Log),
+%% Whether a reader may go on at the floor, where the remote tier is not known to have what is
+%% missing. Only a manifest that was looked at after the gap became certain shows it.
+gap({ok, First, _}, Floor, _, _) when First >= Floor ->
+    %% No manifest begins further down than an older one.
+    true;
+gap({ok, _, _}, Floor, IsCertain, Reader) ->
+    gap(Floor, IsCertain, Reader);
+gap({error, _}, _, _, Reader) ->
+    {later, Reader};
+gap(Unknown, Floor, IsCertain, Reader) ->
+    case still_unknown(Unknown, Reader) of
+        {true, Waiting} -> {later, Waiting};
+        false -> gap(Floor, IsCertain, Reader)
+    end.
+
+gap(_, true, _) ->
+    true;
+gap(Floor, false, #reader{stream_id = StreamId} = Reader) ->
+    case rabbitmq_stream_s3_gap:is_certain(StreamId, Floor) of
+        true -> look_again;
+        false -> {later, Reader}
+    end.
+
+at_floor(Next, Floor, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
     case open_local(Next, Reader) of
         {ok, Reopened} ->
-            Local1 = Reader#reader{tier = {local, Reopened}, chained = false},
-            read(Local1, Local, Deliver, Left - 1);
+            case osiris_log:next_offset(Reopened) =< Floor of
+                true ->
+                    ok = osiris_log:close(Log),
+                    Local1 = Reader#reader{tier = {local, Reopened}, chained = false},
+                    read(Local1, Local, Deliver, Left - 1);
+                false ->
+                    %% The floor has moved, or is about to: of what is below that nothing is known.
+                    ok = osiris_log:close(Reopened),
+                    read(Reader, Local, Deliver, Left - 1)
+            end;
         {error, _} = Error ->
             Error
     end.
@@ -611,16 +658,18 @@ fits(Landed, Next, Reader) when Landed < Next ->
     %% A replica that is behind.
     {later, Reader};
 fits(Landed, Next, Reader) ->
-    %% The floor is above Next. Tiering moves the manifest before it trims, so a manifest that
-    %% still does not reach beyond Next means that the user's retention dropped it.
+    fits(Landed, Next, false, Reader).
+
+%% The floor is above Next. Tiering moves the manifest before it trims, so a manifest that still does
+%% not reach beyond Next, and is not an old one, means that the user's retention dropped it.
+fits(Landed, Next, IsCertain, Reader) ->
     case remote_range(Reader) of
-        {ok, First, RemoteNext} when Next < RemoteNext, First < Landed -> again;
-        {ok, _, _} -> true;
-        {error, _} -> {later, Reader};
-        Unknown ->
-            case still_unknown(Unknown, Reader) of
-                {true, Waiting} -> {later, Waiting};
-                false -> true
+        {ok, First, RemoteNext} when Next < RemoteNext, First < Landed ->
+            again;
+        Range ->
+            case gap(Range, Landed, IsCertain, Reader) of
+                look_again -> fits(Landed, Next, true, Reader);
+                Answer -> Answer
             end
     end.
 

@@ -127,17 +127,24 @@ follows_stock_over_what_user_retention_dropped(How) ->
     uploaded(2, Log),
     {_, Reader1} = take(3, open(How, first, Log)),
     3 = ?LOG:trim(24, Log),
-    {Chunks, Reader2} = all(Reader1),
+    {[], Waiting1} = all(Reader1),
+    ok = ?LOG:gap_is_certain(Log),
+    {Chunks, Reader2} = all(Waiting1),
     ?assertEqual([18, 20, 22], ids(Chunks)),
+    ?assertEqual(1, ?NIF:quorum_reads(?LOG:stream_id(Log))),
     close(Reader2),
     %% Dropped during the read.
     Log2 = ?LOG:append(12, ?LOG:new("dropped_race")),
     uploaded(2, Log2),
     {_, Reader3} = take(3, open(How, first, Log2)),
     after_floor(fun() -> 3 = ?LOG:trim(24, Log2) end),
-    {Chunks2, Reader4} = all(Reader3),
+    {[], Waiting3} = all(Reader3),
+    ok = ?LOG:gap_is_certain(Log2),
+    {Chunks2, Reader4} = all(Waiting3),
     ?assertEqual([18, 20, 22], ids(Chunks2)),
-    close(Reader4).
+    close(Reader4),
+    _ = not_woken(),
+    ok.
 
 waits_while_it_is_not_known_who_has_it(How) ->
     Log = ?LOG:append(12, ?LOG:new("unknown")),
@@ -177,7 +184,9 @@ waits_a_moment_for_a_stream_that_was_forgotten(How) ->
     _ = ?NIF:forget(?LOG:stream_id(Stock)),
     ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 0),
     {end_of_stream, Reader5} = next(Reader4),
-    {Chunks, Reader6} = all(Reader5),
+    {[], Waiting} = all(Reader5),
+    ok = ?LOG:gap_is_certain(Stock),
+    {Chunks, Reader6} = all(Waiting),
     ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
     ?assertEqual([18, 20, 22], ids(Chunks)),
     close(Reader6).
