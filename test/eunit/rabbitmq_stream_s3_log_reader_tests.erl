@@ -282,7 +282,14 @@ outlives_the_code_of_the_plugin() ->
     1 = ?LOG:trim(6, Log),
     {First, Remote} = take(2, open(chunk_iterator, first, Log)),
     {Second, Local} = take(2, open(chunk_iterator, 6, Log)),
-    Modules = [?TAG, rabbitmq_stream_s3_remote_log, rabbitmq_stream_s3_hooks],
+    Modules = [
+        ?TAG,
+        rabbitmq_stream_s3_reader_open,
+        rabbitmq_stream_s3_reader_wait,
+        rabbitmq_stream_s3_tiers,
+        rabbitmq_stream_s3_remote_log,
+        rabbitmq_stream_s3_hooks
+    ],
     [
         begin
             true = code:soft_purge(M),
