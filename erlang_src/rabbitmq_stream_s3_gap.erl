@@ -13,7 +13,7 @@ pointer did not cover it. The rows are a cache, which may be emptied at any time
 
 Owns the workers that find it out: one for each stream, ?WORKERS_MAX at once. Does not own what is
 known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a reader does
-(rabbitmq_stream_s3_log_reader, rabbitmq_stream_s3_offset_spec). See docs/decisions/0015.
+(rabbitmq_stream_s3_tiers, rabbitmq_stream_s3_offset_spec). See docs/decisions/0015.
 """.
 
 -behaviour(gen_server).
@@ -25,8 +25,8 @@ known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
 
+%% In the queue, in work, or at rest after a failure.
 -record(stream, {
-    phase = queued :: queued | working | resting,
     %% What has been asked for since the worker began.
     floor :: undefined | osiris:offset(),
     callers = [] :: [{osiris:offset(), gen_server:from()}]
@@ -197,7 +197,7 @@ start_worker(StreamId, #state{streams = Streams, workers = Workers} = State) ->
     Floor = lists:max([F || {F, _} <- Callers] ++ [Asked || Asked =/= undefined]),
     {_Pid, Ref} = spawn_monitor(fun() -> exit({certain, verify(StreamId)}) end),
     State#state{
-        streams = Streams#{StreamId := #stream{phase = working}},
+        streams = Streams#{StreamId := #stream{}},
         workers = Workers#{Ref => #work{stream_id = StreamId, floor = Floor, callers = Callers}}
     }.
 
@@ -217,9 +217,7 @@ found_out({certain, true}, #work{floor = Floor} = Work, State) when is_integer(F
 found_out(_FailedOrForgotten, #work{stream_id = StreamId, callers = Callers}, State) ->
     ok = answer({error, unavailable}, Callers),
     _ = erlang:send_after(?REST_MS, self(), {rested, StreamId}),
-    #state{streams = Streams} = State,
-    Stream = stream(StreamId, State),
-    State#state{streams = Streams#{StreamId => Stream#stream{phase = resting}}}.
+    State.
 
 first([First | _]) -> First;
 first([]) -> undefined.
@@ -228,7 +226,7 @@ again(StreamId, #stream{floor = undefined, callers = []}, #state{streams = Strea
     State#state{streams = maps:remove(StreamId, Streams)};
 again(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
     State#state{
-        streams = Streams#{StreamId => Stream#stream{phase = queued}},
+        streams = Streams#{StreamId => Stream},
         queue = queue:in(StreamId, Queue)
     }.
 

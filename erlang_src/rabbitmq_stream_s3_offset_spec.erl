@@ -1,6 +1,6 @@
 %% Owns: where a consumer starts, in osiris' words: asks the native route/5, waits a bounded time
-%% for a manifest that is not known yet, or that may be too old to say that there is a gap between the
-%% tiers, and finds the chunk of a place in the remote tier.
+%% for a manifest that is not known yet, or that may be too old to say that there is a gap between
+%% the tiers, and finds the chunk of a place in the remote tier.
 %% Does not own: the decision itself (native), opening anything that lasts
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_offset_spec).

@@ -124,7 +124,8 @@ written_here(StreamId) ->
     true = ets:insert(?TABLE, {{written_here, StreamId}}),
     ok.
 
-%% `down`: the metadata store does not answer. {hold, Pid}: whoever asks tells Pid and waits for `go`.
+%% `down`: the metadata store does not answer. {hold, Pid}: whoever asks tells Pid and waits for
+%% `go`.
 quorum(UpOrDown) ->
     true = ets:insert(?TABLE, {quorum, UpOrDown}),
     ok.
