@@ -18,28 +18,32 @@ gap_test_() ->
     {setup, fun setup/0, fun cleanup/1, [
         %% A question that failed is not asked again at once.
         {timeout, 60, Test}
-     || Test <- ?READER:both(of_readers()) ++ ?READER:named(others())
+     || Test <-
+            [
+                {Name ++ ", " ++ atom_to_list(How), fun() -> T(How) end}
+             || {Name, T} <- of_readers(), How <- [send_file, chunk_iterator]
+            ] ++ others()
     ]}.
 
 of_readers() ->
     [
-        fun a_reader_overtaken_by_the_user_s_retention_goes_remote/1,
-        fun a_reader_at_the_end_of_an_old_manifest_goes_on_remotely/1,
-        fun a_gap_is_verified_once/1,
-        fun a_reader_waits_for_the_word_of_a_quorum/1,
-        fun a_gap_is_certain_for_one_floor/1,
-        fun no_file_that_goes_meanwhile_is_jumped_over/1,
-        fun where_it_is_written_its_machine_publishes/1
+        {"a reader overtaken by the user's retention goes remote", fun overtaken/1},
+        {"a reader at the end of an old manifest goes on remotely", fun at_an_old_end/1},
+        {"a gap is verified once", fun verified_once/1},
+        {"a reader waits for the word of a quorum", fun waits_for_a_quorum/1},
+        {"a gap is certain for one floor", fun certain_for_one_floor/1},
+        {"no file that goes meanwhile is jumped over", fun files_go_first/1},
+        {"where it is written its machine publishes", fun written_here/1}
     ].
 
 others() ->
     [
-        fun attaching_waits_for_what_the_pointer_names/0,
-        fun attaching_goes_on_at_the_floor_of_a_gap/0,
-        fun attaching_without_a_quorum_is_refused/0,
-        fun no_gap_no_question/0,
-        fun what_is_forgotten_meanwhile_does_not_count/0,
-        fun only_so_many_at_once/0
+        {"attaching waits for what the pointer names", fun attaches_remotely/0},
+        {"attaching goes on at the floor of a gap", fun attaches_at_the_floor/0},
+        {"attaching without a quorum is refused", fun attaches_without_a_quorum/0},
+        {"no gap, no question", fun no_gap/0},
+        {"what is forgotten meanwhile does not count", fun forgotten/0},
+        {"only so many are found out at once", fun bounded/0}
     ].
 
 setup() ->
@@ -92,7 +96,7 @@ finish(Reader) ->
 
 %%--------------------------------------------------------------------------------------------
 
-a_reader_overtaken_by_the_user_s_retention_goes_remote(How) ->
+overtaken(How) ->
     Log = log("overtaken", 2),
     Expected = stock(How, first, #{}, Log),
     ok = persisted(Log),
@@ -108,7 +112,7 @@ a_reader_overtaken_by_the_user_s_retention_goes_remote(How) ->
     ?assertEqual(1, quorum_reads(Log)),
     finish(Reader4).
 
-a_reader_at_the_end_of_an_old_manifest_goes_on_remotely(How) ->
+at_an_old_end(How) ->
     Log = log("old_end", 6),
     Expected = stock(How, first, #{}, Log),
     ok = persisted(Log),
@@ -123,7 +127,7 @@ a_reader_at_the_end_of_an_old_manifest_goes_on_remotely(How) ->
     ?assertEqual(1, quorum_reads(Log)),
     finish(Reader3).
 
-a_gap_is_verified_once(How) ->
+verified_once(How) ->
     Log = log("once", 6),
     1 = ?LOG:trim(6, Log),
     {_, Reader1} = take(3, open(How, first, Log)),
@@ -139,7 +143,7 @@ a_gap_is_verified_once(How) ->
     finish(Other2),
     finish(Reader3).
 
-a_reader_waits_for_the_word_of_a_quorum(How) ->
+waits_for_a_quorum(How) ->
     Log = log("no_quorum", 2),
     {_, Reader1} = take(3, open(How, first, Log)),
     3 = trimmed_by_user(Log),
@@ -161,7 +165,7 @@ certain_in_the_end(Log) ->
         {error, unavailable} -> certain_in_the_end(Log)
     end.
 
-a_gap_is_certain_for_one_floor(How) ->
+certain_for_one_floor(How) ->
     Log = log("moving_floor", 2),
     {_, Reader1} = take(3, open(How, first, Log)),
     2 = ?LOG:trim(12, Log),
@@ -176,7 +180,7 @@ a_gap_is_certain_for_one_floor(How) ->
     finish(Reader4).
 
 %% The floor is the certain one, and the files above it are going.
-no_file_that_goes_meanwhile_is_jumped_over(How) ->
+files_go_first(How) ->
     Log = log("going_files", 2),
     Expected = stock(How, 12, #{}, Log),
     {_, Reader1} = take(3, open(How, first, Log)),
@@ -195,7 +199,7 @@ no_file_that_goes_meanwhile_is_jumped_over(How) ->
     ?assertEqual(ids(Expected), ids(Rest)),
     finish(Reader5).
 
-where_it_is_written_its_machine_publishes(How) ->
+written_here(How) ->
     Log = log("written_here", 2),
     StreamId = ?LOG:stream_id(Log),
     Expected = stock(How, first, #{}, Log),
@@ -231,7 +235,7 @@ below_the_floor() ->
         {{timestamp, 1004}, 2, 8}
     ].
 
-attaching_waits_for_what_the_pointer_names() ->
+attaches_remotely() ->
     [
         begin
             Log = log("attach_old", Known),
@@ -256,7 +260,7 @@ resolves_to(Offset, Spec, Log) ->
             ok
     end.
 
-attaching_goes_on_at_the_floor_of_a_gap() ->
+attaches_at_the_floor() ->
     [
         begin
             Log = log("attach_gap", Known),
@@ -276,7 +280,7 @@ attaching_goes_on_at_the_floor_of_a_gap() ->
      || {Spec, Known, _} <- below_the_floor()
     ].
 
-attaching_without_a_quorum_is_refused() ->
+attaches_without_a_quorum() ->
     ok = ?NIF:quorum(down),
     [
         begin
@@ -292,7 +296,7 @@ attaching_without_a_quorum_is_refused() ->
     ],
     ok = ?NIF:quorum(up).
 
-no_gap_no_question() ->
+no_gap() ->
     Specs = [first, 7, {abs, 7}, {timestamp, 1004}, {timestamp, 1}, last, next],
     Log = log("no_gap", 0),
     [finish(open(chunk_iterator, Spec, Log)) || Spec <- Specs],
@@ -304,7 +308,7 @@ no_gap_no_question() ->
 
 %%--------------------------------------------------------------------------------------------
 
-what_is_forgotten_meanwhile_does_not_count() ->
+forgotten() ->
     Log = log("forgotten", 2),
     3 = trimmed_by_user(Log),
     StreamId = ?LOG:stream_id(Log),
@@ -321,7 +325,7 @@ what_is_forgotten_meanwhile_does_not_count() ->
     ok = ?REPLICA:forget(StreamId),
     ?assertNot(?GAP:is_certain(StreamId, 18)).
 
-only_so_many_at_once() ->
+bounded() ->
     ok = ?NIF:quorum({hold, self()}),
     StreamIds = [<<"stream ", (integer_to_binary(N))/binary>> || N <- lists:seq(1, 10)],
     [?assertNot(?GAP:is_certain(StreamId, 5)) || StreamId <- StreamIds],
