@@ -44,7 +44,7 @@ try_again(Ms, #reader{timer = Timer, wake = Wake, asks_again = AsksAgain} = Read
     {end_of_stream, Reader#reader{timer = erlang:send_after(Delay, self(), Wake)}}.
 
 -doc "The owner is told that its reader cannot go on.".
--spec failed(atom(), iodata(), #reader{}) -> {error, {stream_s3, atom()}}.
+-spec failed(Kind, iodata(), #reader{}) -> {error, {stream_s3, Kind}}.
 failed(Kind, Text, Reader) ->
     ok = say_once(Kind, Text, Reader),
     {error, {stream_s3, Kind}}.
@@ -56,7 +56,7 @@ goes_on(#reader{counter_id = CounterId}) ->
     ok.
 
 -doc "The same thing, or the same two, go wrong again on every try.".
--spec say_once(atom(), iodata(), #reader{}) -> ok.
+-spec say_once(term(), iodata(), #reader{}) -> ok.
 say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Reader) ->
     Said =
         case get({?MODULE, CounterId}) of

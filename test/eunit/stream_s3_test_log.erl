@@ -6,11 +6,11 @@
 -export([gap_is_certain/1]).
 -export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2]).
 
+-compile({no_auto_import, [floor/1]}).
+
 -record(log, {dir, name, shared, log}).
 
 %% Chunks in a segment.
--compile({no_auto_import, [floor/1]}).
-
 -define(SEGMENT_CHUNKS, 3).
 
 setup() ->
