@@ -43,6 +43,7 @@ compares with the metadata store.
     members/0,
     announce/3,
     ask_writer/1,
+    published/2,
     look/0,
     engine_opened/0
 ]).
@@ -107,11 +108,13 @@ mark_members() ->
 -doc "Pending, whatever was known.".
 -spec reset(stream_id()) -> ok.
 reset(StreamId) ->
+    ok = rabbitmq_stream_s3_gap:forget(StreamId),
     ok = insert(?MANIFEST_CACHE, StreamId, pending),
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_reset(Engine, StreamId) end).
 
 -spec forget(stream_id()) -> ok.
 forget(StreamId) ->
+    ok = rabbitmq_stream_s3_gap:forget(StreamId),
     ok = delete(?MANIFEST_CACHE, StreamId),
     with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_forget(Engine, StreamId) end).
 
@@ -210,6 +213,14 @@ announcement(StreamId, #{pointer := none, revision := Revision}) when Revision >
 announcement(_StreamId, _NothingPersisted) ->
     none.
 
+-doc """
+What this pointer names has been published in the engine by another than the resolver, which finds
+it known. `taken_back`: its writer has said that it must not be, and it no longer is.
+""".
+-spec published(stream_id(), rabbitmq_stream_s3:pointer()) -> ok | taken_back.
+published(StreamId, Pointer) ->
+    gen_server:call(?MODULE, {published, StreamId, Pointer}).
+
 -doc "Compares what is known of every acceptor with this node's copy of the pointers.".
 -spec look() -> ok.
 look() ->
@@ -240,6 +251,9 @@ handle_call({retention, StreamId, Pid}, _From, #state{members = Members} = State
             _ -> none
         end,
     {reply, Reply, State};
+handle_call({published, StreamId, Pointer}, _From, #state{resolver = Resolver} = State) ->
+    {Reply, Changed} = ?RESOLVER:published(StreamId, Pointer, Resolver),
+    {reply, Reply, State#state{resolver = Changed}};
 handle_call(_Unknown, _From, State) ->
     {reply, {error, unknown_call}, State}.
 

@@ -20,6 +20,7 @@ rabbitmq_stream_s3_replica_context.
     remove/2,
     announced/4,
     taken_back/3,
+    published/3,
     look/1,
     engine_opened/1,
     handle_info/2
@@ -104,6 +105,22 @@ taken_back(StreamId, Revision, R0) ->
             ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
             #resolver{streams = #{StreamId := Stream} = Streams} = R,
             run(R#resolver{streams = Streams#{StreamId := Stream#stream{range = undefined}}})
+    end.
+
+-doc "Another has published what this pointer names.".
+-spec published(stream_id(), ?CONTEXT:pointer(), t()) -> {ok | taken_back, t()}.
+published(StreamId, Pointer, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{context = Context}} ->
+            case ?CONTEXT:is_taken_back(Pointer, Context) of
+                true ->
+                    ok = rabbitmq_stream_s3_manifest_replica:reset(StreamId),
+                    {taken_back, R};
+                false ->
+                    {ok, run(news(StreamId, fun(C) -> ?CONTEXT:seen(Pointer, C) end, R))}
+            end;
+        _ ->
+            {ok, R}
     end.
 
 -doc "Compares what is known of every stream with this node's copy of the pointers.".

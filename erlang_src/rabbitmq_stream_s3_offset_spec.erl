@@ -1,5 +1,6 @@
 %% Owns: where a consumer starts, in osiris' words: asks the native route/5, waits a bounded time
-%% for a manifest that is not known yet, and finds the chunk of a place in the remote tier.
+%% for a manifest that is not known yet, or that may be too old to say that there is a gap between
+%% the tiers, and finds the chunk of a place in the remote tier.
 %% Does not own: the decision itself (native), opening anything that lasts
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_offset_spec).
@@ -19,7 +20,8 @@
 Where to start: First is the first local chunk id, -1 if the log is empty. A manifest that is not
 known yet is waited for, so that "unknown" never looks like "not there"; unless the local log has
 the answer whatever the manifest says. So is an engine that is not there: it is started, or
-restarted.
+restarted. A place that is at First only because the manifest ends below it is given when that is
+certain (rabbitmq_stream_s3_gap).
 """.
 -spec route(
     binary(),
@@ -45,8 +47,41 @@ route(StreamId, Spec, Shared, First, Deadline) ->
                             Error
                     end
             end;
+        {remote, _} = Route ->
+            Route;
         Route ->
-            Route
+            case ends_below(Engine, StreamId, NativeSpec, First) of
+                false -> Route;
+                true -> after_gap(StreamId, Spec, Shared, First, Deadline)
+            end
+    end.
+
+%% Whether a manifest that reaches further could lead to another place.
+ends_below(Engine, StreamId, Spec, First) ->
+    case leads_below(Spec, First) andalso rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
+        {ok, _, RemoteNext} -> RemoteNext < First;
+        %% Forgotten since; or of no interest.
+        _ -> false
+    end.
+
+leads_below(last, _) -> false;
+leads_below(next, _) -> false;
+leads_below({offset, N}, First) -> N < First;
+leads_below({abs, N}, First) -> N < First;
+leads_below(first, _) -> true;
+leads_below({timestamp, _}, _) -> true.
+
+after_gap(StreamId, Spec, Shared, First, Deadline) ->
+    case rabbitmq_stream_s3_gap:await(StreamId, First, Deadline) of
+        ok ->
+            %% The manifest may be another one by now.
+            Engine = persistent_term:get(?ENGINE, undefined),
+            case native_route(Engine, StreamId, native_spec(Spec), First, local_next(Shared)) of
+                pending -> route(StreamId, Spec, Shared, First, Deadline);
+                Route -> Route
+            end;
+        {error, _} = Error ->
+            Error
     end.
 
 native_route(undefined, _, _, _, _) ->

@@ -15,6 +15,7 @@ message told.
     engine_lost/1,
     announced/2,
     taken_back/2,
+    is_taken_back/2,
     seen/2,
     next/1,
     pointer_read/2,
@@ -85,6 +86,11 @@ taken_back(Revision, Context) ->
                 floor = Revision + 1
             }
     end.
+
+-doc "Whether the writer has said so of what this pointer names.".
+-spec is_taken_back(pointer(), t()) -> boolean().
+is_taken_back({_Epoch, _Uid, Revision}, #context{floor = Floor}) ->
+    Revision < Floor.
 
 -doc "A look at this node's copy of the pointer. `false`: nothing to do.".
 -spec seen(pointer() | none, t()) -> t() | false.

@@ -38,6 +38,7 @@ children(active) ->
         %% knows.
         worker(rabbitmq_stream_s3_manifest_replica),
         worker(rabbitmq_stream_s3_api_aws),
+        worker(rabbitmq_stream_s3_gap),
         worker(rabbitmq_stream_s3_reaper),
         worker(rabbitmq_stream_s3_lister),
         worker(rabbitmq_stream_s3_governor),

@@ -273,6 +273,43 @@ def test_corrupt_bytes_are_never_delivered_and_end_the_subscription(broker, s3, 
         list(consume_amqp091(broker, stream_name, 200))
 
 
+def test_consumers_go_on_at_the_floor_of_a_gap(broker, s3, stream_name):
+    """While S3 takes nothing the user's retention drops what was never uploaded: nobody has it, and nobody waits for it."""
+    with broker.client() as client:
+        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT, max_length_bytes=2 * SEGMENT)
+        publish(broker, stream_name, 40, fixed(50_000))
+        broker.flush_tier(stream_name, 40)
+        s3.fault(name="full", operation="PutObject", key=broker.stream_id(stream_name), status=503)
+        try:
+            publish(broker, stream_name, 600, fixed(50_000), first=40)
+            floor = lambda: broker.segments(stream_name)[0][0]  # noqa: E731
+            begins = wait_until(lambda: floor() > 40 and floor(), 60, "a gap")
+            assert broker.range(stream_name) == (0, 40)
+            reads, served = broker.counter("pointer_reads"), broker.counter("chunks_served_remote")
+            subscription = client.subscribe(stream_name, FIRST, credit=100)
+            follows, jumps = 0, []
+            while follows < 640:
+                chunk = subscription.next_chunk(30, credit=1)
+                assert chunk is not None, f"nothing comes after {follows}"
+                if chunk.chunk_id != follows:
+                    jumps.append((follows, chunk.chunk_id))
+                follows = chunk.next_offset
+            subscription.close()
+            # The last files may have gone meanwhile.
+            assert [start for start, _ in jumps] == [40] and begins <= jumps[0][1] <= floor()
+            assert broker.counter("chunks_served_remote") > served
+            assert broker.counter("pointer_reads") > reads, "nobody asked whether the gap is one"
+            # Certain for this floor: whoever attaches inside is sent to its end without another question.
+            for again in (False, True):
+                reads = broker.counter("pointer_reads")
+                inside = client.subscribe(stream_name, at_offset(41), subscription_id=2, credit=1)
+                assert inside.next_chunk(30).chunk_id == floor()
+                inside.close()
+                assert not again or broker.counter("pointer_reads") == reads
+        finally:
+            s3.clear_faults()
+
+
 def test_a_slow_stream_reaches_s3_by_age(run_dir, s3):
     with TieredBroker(run_dir, s3, name="aged", fragment_max_age="1s", persist_interval_ms=100) as node:
         with node.client() as client:

@@ -3,10 +3,15 @@
 %%
 %% A stream is {Range, Chunks}: Range = pending | {First, Next}, Chunks = all chunks that were ever
 %% uploaded, as made by stream_s3_test_log:chunks/1. `stalled` makes reads wait until wake/0.
+%%
+%% Also for the metadata store: what the pointer names is what was put, or persist/3 has something
+%% newer, which manifest_resolve/5 makes known here.
 -module(stream_s3_nif_double).
 
 -export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1]).
 -export([opened/0, opens/0]).
+-export([persist/3, quorum/1, quorum_reads/1, written_here/1]).
+-export([get_consistent/1, manifest_resolve/5, manifest_forget/2]).
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, manifest_await/4, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
@@ -17,19 +22,24 @@ load() ->
     ?TABLE = ets:new(?TABLE, [named_table, public]),
     true = ets:insert(?TABLE, {opens, 0}),
     persistent_term:put({rabbitmq_stream_s3, engine}, double),
-    Exports = [
+    ok = load(rabbitmq_stream_s3_db, [{get_consistent, 1}]),
+    load(rabbitmq_stream_s3_nif, [
         {manifest_mark_pending, 2},
         {manifest_reset, 2},
+        {manifest_forget, 2},
         {manifest_range, 2},
         {manifest_await, 4},
+        {manifest_resolve, 5},
         {route, 5},
         {reader_open, 5},
         {reader_read, 2},
         {reader_close, 1},
         {chunk_entries, 5}
-    ],
+    ]).
+
+load(Name, Exports) ->
     Text = [
-        "-module(rabbitmq_stream_s3_nif).\n",
+        io_lib:format("-module(~s).\n", [Name]),
         [io_lib:format("-export([~s/~b]).\n", [F, A]) || {F, A} <- Exports],
         [delegate(F, A) || {F, A} <- Exports]
     ],
@@ -49,9 +59,14 @@ parse(Line) ->
 
 unload() ->
     _ = persistent_term:erase({rabbitmq_stream_s3, engine}),
-    _ = code:purge(rabbitmq_stream_s3_nif),
-    _ = code:delete(rabbitmq_stream_s3_nif),
-    _ = code:purge(rabbitmq_stream_s3_nif),
+    lists:foreach(
+        fun(Module) ->
+            _ = code:purge(Module),
+            _ = code:delete(Module),
+            _ = code:purge(Module)
+        end,
+        [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]
+    ),
     true = ets:delete(?TABLE),
     ok.
 
@@ -99,12 +114,77 @@ opens() ->
 opened() ->
     length([R || {{reader, R}, _, _, _, _} <- ets:tab2list(?TABLE)]).
 
+%% The writer, on another node, has persisted this: not known here yet.
+persist(StreamId, Range, Chunks) ->
+    true = ets:insert(?TABLE, {{persisted, StreamId}, Range, Chunks}),
+    ok.
+
+%% The stream is written on this node: only put/3 makes anything known.
+written_here(StreamId) ->
+    true = ets:insert(?TABLE, {{written_here, StreamId}}),
+    ok.
+
+%% `down`: the metadata store does not answer. {hold, Pid}: whoever asks tells Pid and waits for
+%% `go`.
+quorum(UpOrDown) ->
+    true = ets:insert(?TABLE, {quorum, UpOrDown}),
+    ok.
+
+%% How often the word of a quorum was asked for.
+quorum_reads(StreamId) ->
+    ets:lookup_element(?TABLE, {quorum_reads, StreamId}, 2, 0).
+
+get_consistent(StreamId) ->
+    Key = {quorum_reads, StreamId},
+    _ = ets:update_counter(?TABLE, Key, 1, {Key, 0}),
+    case ets:lookup(?TABLE, quorum) of
+        [{quorum, down}] ->
+            {error, timeout};
+        Quorum ->
+            ok = hold(Quorum),
+            case [Known || Known <- [persisted, stream], ets:member(?TABLE, {Known, StreamId})] of
+                [persisted | _] -> {ok, {1, 2, 2}};
+                [stream] -> {ok, {1, 1, 1}};
+                [] -> not_found
+            end
+    end.
+
+hold([{quorum, {hold, Pid}}]) ->
+    Pid ! {asked, self()},
+    receive
+        go -> ok
+    end;
+hold(_) ->
+    ok.
+
+manifest_resolve(_, Pid, Ref, StreamId, _Pointer) ->
+    Newer = ets:lookup(?TABLE, {persisted, StreamId}),
+    Answer =
+        case {manifest_range(double, StreamId), ets:member(?TABLE, {written_here, StreamId})} of
+            {none, _} ->
+                {error, unknown, <<"forgotten">>};
+            {_, true} ->
+                {error, written_here, <<"its machine publishes">>};
+            {_, false} when Newer =:= [] ->
+                {error, stale, <<"known">>};
+            {_, false} ->
+                [{_, Range, Chunks}] = Newer,
+                ok = put(StreamId, Range, Chunks),
+                {resolved, #{}}
+        end,
+    Pid ! {rabbitmq_stream_s3, Ref, Answer},
+    ok.
+
 manifest_mark_pending(_, StreamId) ->
     _ = ets:insert_new(?TABLE, {{stream, StreamId}, pending, []}),
     ok.
 
 manifest_reset(_, StreamId) ->
     true = ets:insert(?TABLE, {{stream, StreamId}, pending, []}),
+    ok.
+
+manifest_forget(_, StreamId) ->
+    true = ets:delete(?TABLE, {stream, StreamId}),
     ok.
 
 manifest_range(_, StreamId) ->

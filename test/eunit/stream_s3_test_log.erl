@@ -3,7 +3,10 @@
 
 -export([setup/0, cleanup/1, new/1, new/2, append/2, append/4, append_at/2, commit/1, context/2]).
 -export([log/4]).
+-export([gap_is_certain/1]).
 -export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2]).
+
+-compile({no_auto_import, [floor/1]}).
 
 -record(log, {dir, name, shared, log}).
 
@@ -16,11 +19,14 @@ setup() ->
     ok = osiris_counters:init(),
     ok = application:set_env(osiris, max_segment_size_chunks, ?SEGMENT_CHUNKS),
     ok = stream_s3_nif_double:load(),
+    {ok, Gaps} = rabbitmq_stream_s3_gap:start_link(),
+    true = unlink(Gaps),
     ok = rabbitmq_stream_s3_osiris:attach().
 
 cleanup(_) ->
     ok = rabbitmq_stream_s3_osiris:detach(),
     ok = application:unset_env(osiris, max_segment_size_chunks),
+    ok = gen_server:stop(rabbitmq_stream_s3_gap),
     stream_s3_nif_double:unload().
 
 new(Name) ->
@@ -88,6 +94,11 @@ context(Options, #log{dir = Dir, name = Name, shared = Shared}) ->
     }.
 
 reference(Name) -> {resource, <<"/">>, queue, list_to_binary(Name)}.
+
+%% What a reader that waits for it waits for.
+gap_is_certain(Log) ->
+    Deadline = erlang:monotonic_time(millisecond) + 60_000,
+    rabbitmq_stream_s3_gap:await(stream_id(Log), floor(Log), Deadline).
 
 %% The logger of osiris.
 log(_, _, _, _) -> ok.

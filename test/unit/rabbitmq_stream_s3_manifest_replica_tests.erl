@@ -28,6 +28,9 @@ replica_test_() ->
             {"a missed message is caught by the look", fun look/0},
             {"what is taken back is not believed", fun taken_back/0},
             {"a look believes it again, the second time", fun taken_back_for_good/0},
+            {"what another has published is resolved here", fun published/0},
+            {"what another has published is not believed if it is taken back",
+                fun published_taken_back/0},
             {"with its member all of it goes", fun down/0},
             {"the row of a member that has come already stays", fun down_late/0},
             {"what the next writer has made known outlives the one before", fun down_late_writer/0},
@@ -425,6 +428,25 @@ taken_back_for_good() ->
     ok = ?REPLICA:look(),
     wait(looked),
     look_until({1, 7, 5}).
+
+published() ->
+    _ = known({1, 7, 5}),
+    ?assertEqual(ok, ?REPLICA:published(?ID, {1, 8, 6})),
+    {From, {1, 8, 6}} = asked(),
+    answer(From, {resolved, range({1, 8, 6})}),
+    %% The row waits for the writer, as ever.
+    settle(),
+    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+    ?assertEqual(ok, ?REPLICA:published(?ID, {1, 8, 6})),
+    nothing_asked(),
+    ?assertEqual(ok, ?REPLICA:published(<<"of no member here">>, {1, 8, 6})).
+
+published_taken_back() ->
+    _ = known({1, 7, 5}),
+    take_back(5),
+    ?assertEqual(taken_back, ?REPLICA:published(?ID, {1, 7, 5})),
+    wait({reset, ?ID}),
+    nothing_asked().
 
 look_until(Pointer) ->
     ok = ?REPLICA:look(),

@@ -1,6 +1,7 @@
 //! Consumers: they attach by a spec, are routed as the broker routes them, read through the real [`RemoteReader`], move
 //! between the tiers, and compare everything with the reference.
 
+mod gap;
 mod reader;
 
 use std::sync::Arc;
@@ -289,6 +290,13 @@ impl World {
     }
 
     fn attach(&mut self, consumer: usize, spec: Spec) -> bool {
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return false;
+        };
+        let (stream, node) = (it.stream, it.node);
+        if !self.gap_is_certain(stream, node, spec) {
+            return false;
+        }
         let Some(it) = self.consumers.get_mut(consumer) else {
             return false;
         };

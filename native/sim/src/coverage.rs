@@ -159,5 +159,7 @@ pub const EXPECTED: &[&str] = &[
     "reader crc mismatch",
     "reader object gone",
     "reader manifest unknown",
+    "reader gap in doubt",
+    "reader gap certain",
     "reader unavailable",
 ];

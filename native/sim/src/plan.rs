@@ -94,6 +94,8 @@ pub struct Plan {
     pub max_faults: u64,
     /// Whether to keep a readable trace.
     pub trace: bool,
+    /// A mistake of the shell, to show that it is noticed: a gap between the tiers is believed of a manifest that may be old.
+    pub believe_gaps: bool,
 }
 
 impl Plan {
@@ -106,6 +108,7 @@ impl Plan {
             without: 0,
             max_faults: u64::MAX,
             trace: false,
+            believe_gaps: false,
         }
     }
 

@@ -41,6 +41,8 @@ pub struct Stream {
     pub disks: Vec<NodeLog>,
     /// What each node knows of the manifest; `None`: pending.
     pub known: Vec<Option<Known>>,
+    /// The floor of each node's log below which the remote tier was seen to have no more than what the node knows.
+    pub certain_gap_below: Vec<Option<u64>>,
     /// News of older revisions than this came from before the node started over, and do not reach it.
     pub news_from: Vec<u64>,
     /// Node of the writer.
@@ -436,6 +438,7 @@ impl World {
             log: Log::default(),
             disks: vec![NodeLog::new(self.knobs.segment_bytes); nodes],
             known: vec![None; nodes],
+            certain_gap_below: vec![None; nodes],
             news_from: vec![0; nodes],
             writer,
             epoch: 1,

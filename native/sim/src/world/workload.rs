@@ -137,6 +137,7 @@ impl World {
         state.epoch += 1;
         state.uploader = None;
         state.known.fill(None);
+        state.certain_gap_below.fill(None);
         self.note(|| {
             format!("stream {stream}: all nodes lose everything from offset {next_offset} on")
         });
@@ -226,20 +227,8 @@ impl World {
         *disk = trimmed;
         self.coverage.hit("local trim by the user");
         let floor = state.log.id(disk.first());
-        // Readers of this node go by what it knows of the manifest, which may be less than what is persisted.
-        let known = state
-            .known
-            .get(node)
-            .and_then(Option::as_ref)
-            .map(|known| known.root.next_offset);
-        let current = state.current.as_ref().map_or(0, |root| root.next_offset);
-        // One that knows nothing yet may still hear of the oldest that news can be of.
-        let oldest = state.news_from.get(node).copied().unwrap_or(0);
-        let oldest = state
-            .history
-            .get(&oldest)
-            .map_or(0, |root| root.next_offset);
-        let reach = known.unwrap_or(oldest).min(current);
+        // What this node knows of the manifest may be less: that is no reason to miss anything.
+        let reach = state.current.as_ref().map_or(0, |root| root.next_offset);
         if floor > reach {
             self.coverage.hit("local trim made a gap");
             state.gaps.push((reach, floor));
@@ -271,6 +260,9 @@ impl World {
             (state.known.get_mut(node), state.news_from.get_mut(node))
         {
             (*known, *news_from) = (None, revision);
+        }
+        if let Some(certain) = state.certain_gap_below.get_mut(node) {
+            *certain = None;
         }
         self.note(|| {
             format!("stream {stream}: node {node} starts over at {floor}, revision {revision}")

@@ -1,0 +1,32 @@
+%% What the modules of one reader share: rabbitmq_stream_s3_log_reader, ..._reader_open, ..._tiers,
+%% ..._reader_wait.
+
+-record(reader, {
+    stream_id :: binary(),
+    tier :: undefined | {local, osiris_log:state()} | {remote, rabbitmq_stream_s3_remote_log:t()},
+    %% What opens a stock reader inside: counts nothing, since this reader does.
+    context :: map(),
+    shared :: atomics:atomics_ref(),
+    counter :: counters:counters_ref(),
+    counter_id :: term(),
+    count :: fun((integer()) -> term()),
+    transport :: tcp | ssl,
+    chunk_selector :: all | user_data,
+    filter :: undefined | osiris_bloom:mstate(),
+    %% The queue, if the context names one.
+    reference :: term(),
+    %% Makes the owner try again; both kinds of consumer understand it.
+    wake :: term(),
+    timer :: undefined | reference(),
+    %% The owner will ask once more before it believes the end of the stream.
+    asks_again = true :: boolean(),
+    forgotten_until :: undefined | integer(),
+    %% The last stock iterator came from this very stock reader: only then may it be handed back,
+    %% because it carries bytes of the file that it was made from.
+    chained = false :: boolean()
+}).
+
+-define(SPEC, rabbitmq_stream_s3_offset_spec).
+
+%% Thrown by what is to deliver a chunk: the floor has passed the reader.
+-define(PASSED, rabbitmq_stream_s3_floor_has_passed).

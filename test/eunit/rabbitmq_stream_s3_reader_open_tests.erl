@@ -1,0 +1,294 @@
+%% Where readers start, and in which tier.
+-module(rabbitmq_stream_s3_reader_open_tests).
+-include_lib("eunit/include/eunit.hrl").
+
+-import(stream_s3_test_reader, [
+    after_floor/1, open/3, under_test/2, next/1, all/1, take/2, ids/1, close/1, tier/1, stock/4,
+    uploaded/2, range/2, readers/0, cached/1
+]).
+
+-define(READER, stream_s3_test_reader).
+-define(LOG, stream_s3_test_log).
+-define(NIF, stream_s3_nif_double).
+
+reader_open_test_() ->
+    {setup, fun ?READER:setup/0, fun ?READER:cleanup/1, [
+        ?READER:both([
+            fun keeps_its_timestamp_until_the_first_chunk/1,
+            fun adopts_readers_that_were_open_before/1
+        ]),
+        ?READER:named([
+            fun attaches_where_the_offset_is/0,
+            fun a_time_that_the_local_log_has_is_read_there/0,
+            fun a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile/0,
+            fun waits_a_bounded_time_for_the_manifest/0,
+            fun needs_no_manifest_for_a_log_that_is_all_here/0,
+            fun a_member_that_nobody_has_announced_is_waited_for/0,
+            fun no_engine_does_not_mean_not_tiered/0,
+            fun resolves_specs/0,
+            fun a_local_start_that_is_trimmed_meanwhile_starts_remotely/0
+        ])
+    ]}.
+
+%% Chunks have times of their own here, and the route gives the start of the fragment, as the native
+%% one does.
+keeps_its_timestamp_until_the_first_chunk(How) ->
+    Log = ?LOG:append(9, ?LOG:new("timestamp")),
+    Chunks = [
+        setelement(1, C, H#{timestamp := 1000 + Id})
+     || {#{chunk_id := Id} = H, _, _, _} = C <- ?LOG:chunks(Log)
+    ],
+    ok = ?NIF:put(?LOG:stream_id(Log), {0, 18}, Chunks),
+    2 = ?LOG:trim(18, Log),
+    Reader0 = open(How, {timestamp, 1004}, Log),
+    ?NIF:restart(),
+    {[{4, _}], Reader1} = take(1, Reader0),
+    ?NIF:restart(),
+    {[{6, _}], Reader2} = take(1, Reader1),
+    close(Reader2).
+
+adopts_readers_that_were_open_before(How) ->
+    Log = ?LOG:append(12, ?LOG:new("adopted")),
+    Expected = stock(How, first, #{}, Log),
+    #{dir := Dir, name := Name, shared := Shared, reference := Ref} =
+        Context = ?LOG:context(#{}, Log),
+    Cache = osiris_reader_context_cache,
+    _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
+    true = ets:insert(Cache, {self(), Dir, Name, Shared, Ref, fun(_) -> ok end}),
+    _ = readers(),
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    {ok, State} = osiris_log:init_offset_reader(first, Context),
+    {First, Reader1} = take(3, under_test(How, State)),
+    ?assertEqual(osiris_log, tier(Reader1)),
+    ok = rabbitmq_stream_s3_osiris:attach(),
+    uploaded(20, Log),
+    3 = ?LOG:trim(20, Log),
+    {Rest, Reader2} = all(Reader1),
+    ?assertEqual(local, tier(Reader2)),
+    ?assertEqual(Expected, First ++ Rest),
+    #{counter_spec := {Id, _}} = Context,
+    ?assertMatch(#{chunks := 12, offset := 24}, osiris_counters:overview(Id)),
+    close(Reader2),
+    ?assertEqual(undefined, osiris_counters:overview(Id)),
+    ?assertEqual([1, -1], readers()),
+    true = ets:delete(Cache).
+
+attaches_where_the_offset_is() ->
+    Log = ?LOG:append(9, ?LOG:new("attach")),
+    uploaded(14, Log),
+    [{#{timestamp := Ts}, _, _, _} | _] = ?LOG:chunks(Log),
+    1 = ?LOG:trim(11, Log),
+    At = fun(Spec) ->
+        case osiris_log:init_offset_reader(Spec, ?LOG:context(#{}, Log)) of
+            {ok, State} ->
+                {Chunks, Reader} = take(1, under_test(chunk_iterator, State)),
+                close(Reader),
+                {tier({x, x, State}), hd(ids(Chunks))};
+            Error ->
+                Error
+        end
+    end,
+    ?assertEqual({remote, 0}, At(first)),
+    ?assertEqual({remote, 0}, At(0)),
+    ?assertEqual({remote, 2}, At(3)),
+    ?assertEqual({remote, 4}, At({abs, 5})),
+    ?assertEqual({remote, 0}, At({timestamp, Ts - 1000})),
+    ?assertEqual({local, 6}, At(6)),
+    ?assertEqual({local, 16}, At({abs, 17})),
+    ?assertEqual({local, 16}, At(last)),
+    _ = [
+        ?assertEqual({error, {offset_out_of_range, {0, 17}}}, At({abs, 18}))
+     || erlang:function_exported(osiris_log, set_committed_offset, 2)
+    ],
+    {ok, Next} = osiris_log:init_offset_reader(next, ?LOG:context(#{}, Log)),
+    ?assertEqual({local, 18}, {tier({x, x, Next}), osiris_log:next_offset(Next)}),
+    ok = osiris_log:close(Next).
+
+%% Every time around every chunk of both tiers, also several chunks of one time, against the times
+%% themselves: the first chunk that is not older, or the end.
+a_time_that_the_local_log_has_is_read_there() ->
+    %% Also across the floor; not across other ends of segments, where stock takes the later one.
+    Times = [1000, 1000, 1010, 1010, 1030, 1030, 1040, 1050, 1050, 1060, 1060],
+    Log = ?LOG:append_at(Times, ?LOG:new("times")),
+    uploaded(18, Log),
+    1 = ?LOG:trim(11, Log),
+    Floor = ?LOG:floor(Log),
+    ?assertEqual(6, Floor),
+    Chunks = lists:zip(Times, lists:seq(0, 20, 2)),
+    Expected = fun(T) -> hd([Id || {Time, Id} <- Chunks, Time >= T] ++ [22]) end,
+    Around = lists:usort([0] ++ [T + D || T <- Times, D <- [-1, 0, 1]]),
+    lists:foreach(
+        fun(T) ->
+            Reader = open(chunk_iterator, {timestamp, T}, Log),
+            At =
+                case next(Reader) of
+                    {end_of_stream, Last} -> osiris_log:next_offset(element(3, Last));
+                    {{Id, _}, _} -> Id
+                end,
+            Wanted = Expected(T),
+            %% The first local chunk may have others of its time before it.
+            Tier = lists:nth(1 + length([y || Wanted > Floor]), [remote, local]),
+            ?assertEqual({T, Tier, Wanted}, {T, tier(Reader), At}),
+            close(Reader),
+            _ = [
+                ?assertEqual(
+                    {ok, Wanted},
+                    osiris_log:resolve_offset_spec({timestamp, T}, ?LOG:context(#{}, Log))
+                )
+             || erlang:function_exported(osiris_log, resolve_offset_spec, 2)
+            ]
+        end,
+        Around
+    ),
+    %% What it has, it has whatever the manifest says.
+    range(pending, Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun(T) -> osiris_log:init_offset_reader({timestamp, T}, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open(1005)),
+    {ok, Local} = Open(1041),
+    ?assertEqual(14, osiris_log:next_offset(Local)),
+    ok = osiris_log:close(Local),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile() ->
+    Log = ?LOG:append_at(lists:seq(1000, 1008), ?LOG:new("time_race")),
+    uploaded(18, Log),
+    1 = ?LOG:trim(11, Log),
+    %% Gone when stock looks for the time; the floor has not moved.
+    after_floor(fun() -> 1 = ?LOG:delete_files(18, Log) end),
+    Reader0 = open(chunk_iterator, {timestamp, 1004}, Log),
+    ?assertEqual(remote, tier(Reader0)),
+    {[{8, _}], Reader} = take(1, Reader0),
+    close(Reader).
+
+waits_a_bounded_time_for_the_manifest() ->
+    Log = ?LOG:append(9, ?LOG:new("resolve")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    range(pending, Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Context = #{counter_spec := {Id, _}} = ?LOG:context(#{}, Log),
+    _ = readers(),
+    ?assertEqual({error, unavailable}, osiris_log:init_offset_reader(first, Context)),
+    ?assertEqual(undefined, osiris_counters:overview(Id)),
+    ?assertEqual([], readers()),
+    %% What is local needs no manifest.
+    close(open(chunk_iterator, last, Log)),
+    close(open(chunk_iterator, 13, Log)),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
+    Self = self(),
+    {Pid, Monitor} = spawn_monitor(fun() ->
+        {ok, State} = osiris_log:init_offset_reader(first, Context),
+        Self ! {first, osiris_log:next_offset(State)},
+        osiris_log:close(State)
+    end),
+    _ = wait_for_waiter(),
+    range({0, 18}, Log),
+    ?assertEqual(
+        0,
+        receive
+            {first, N} -> N
+        after 5000 -> never
+        end
+    ),
+    receive
+        {'DOWN', Monitor, process, Pid, normal} -> ok
+    end,
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+needs_no_manifest_for_a_log_that_is_all_here() ->
+    Log = ?LOG:append(3, ?LOG:new("all_here")),
+    ?assertEqual(pending, ?NIF:manifest_range(double, ?LOG:stream_id(Log))),
+    [
+        begin
+            Reader = open(chunk_iterator, Spec, Log),
+            ?assertEqual({local, Next}, {tier(Reader), osiris_log:next_offset(element(3, Reader))}),
+            close(Reader)
+        end
+     || {Spec, Next} <- [
+            {first, 0}, {3, 2}, {{abs, 4}, 4}, {{timestamp, 1}, 0}, {last, 4}, {next, 6}
+        ]
+    ].
+
+%% At the start of a node: its stream has been trimmed, and nobody knows of it yet.
+a_member_that_nobody_has_announced_is_waited_for() ->
+    Log = ?LOG:append(9, ?LOG:new("unannounced")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    StreamId = ?LOG:stream_id(Log),
+    Chunks = ?NIF:forget(StreamId),
+    ok = cached(Log),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    ?assertEqual(pending, ?NIF:manifest_range(double, StreamId)),
+    close(open(chunk_iterator, last, Log)),
+    ok = ?NIF:put(StreamId, {0, 18}, Chunks),
+    {ok, State} = Open(),
+    ?assertEqual(0, osiris_log:next_offset(State)),
+    ok = osiris_log:close(State),
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
+    true = ets:delete(osiris_reader_context_cache, self()).
+
+no_engine_does_not_mean_not_tiered() ->
+    Log = ?LOG:append(9, ?LOG:new("no_engine")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Engine = persistent_term:get({rabbitmq_stream_s3, engine}),
+    persistent_term:erase({rabbitmq_stream_s3, engine}),
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
+    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
+    ?assertEqual({error, unavailable}, Open()),
+    [close(open(chunk_iterator, Spec, Log)) || Spec <- [last, next, 13]],
+    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
+    Self = self(),
+    {_, Monitor} = spawn_monitor(fun() ->
+        Self ! opening,
+        {ok, State} = Open(),
+        0 = osiris_log:next_offset(State),
+        ok = osiris_log:close(State)
+    end),
+    receive
+        opening -> ok
+    end,
+    persistent_term:put({rabbitmq_stream_s3, engine}, Engine),
+    receive
+        {'DOWN', Monitor, process, _, Reason} -> ?assertEqual(normal, Reason)
+    end,
+    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+
+wait_for_waiter() ->
+    case ets:match(?NIF, {{await, '$1'}, '_', '_'}) of
+        [_ | _] = Waiters -> Waiters;
+        [] -> erlang:yield() andalso wait_for_waiter()
+    end.
+
+resolves_specs() ->
+    case erlang:function_exported(osiris_log, resolve_offset_spec, 2) of
+        true ->
+            Log = ?LOG:append(9, ?LOG:new("specs")),
+            uploaded(14, Log),
+            1 = ?LOG:trim(11, Log),
+            Resolve = fun(Spec) ->
+                osiris_log:resolve_offset_spec(Spec, ?LOG:context(#{}, Log))
+            end,
+            ?assertEqual({ok, 0}, Resolve(first)),
+            ?assertEqual({ok, 2}, Resolve(3)),
+            ?assertEqual({ok, 8}, Resolve(9)),
+            ?assertEqual({ok, 16}, Resolve(last)),
+            ?assertEqual({ok, 18}, Resolve(next)),
+            ?assertEqual(0, length(ets:match(?NIF, {{waiting, '$1'}, '_', '_'})));
+        false ->
+            ok
+    end.
+
+a_local_start_that_is_trimmed_meanwhile_starts_remotely() ->
+    Log = ?LOG:append(9, ?LOG:new("start_race")),
+    uploaded(18, Log),
+    %% Found local by the route, gone when stock opens it; the floor has not moved.
+    after_floor(fun() -> 2 = ?LOG:delete_files(18, Log) end),
+    Reader0 = open(chunk_iterator, 3, Log),
+    ?assertEqual(remote, tier(Reader0)),
+    {Chunks, Reader} = all(Reader0),
+    ?assertEqual([2, 4, 6, 8, 10, 12, 14, 16], ids(Chunks)),
+    close(Reader).
