@@ -9,6 +9,7 @@ import concurrent.futures
 import pytest
 
 from stream_s3_e2e.consume import consume, consume_chunks
+from stream_s3_e2e.manifest import check_puts
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
 from stream_s3_e2e.s3 import S3Test
@@ -83,34 +84,12 @@ class Cluster:
             moved(node, "chunks_served_remote", served, "from a timestamp")
 
     def check_bucket(self):
-        """The newest root names fragments without hole or overlap, and no key was written twice. Returns its epoch."""
-        stream_id = self.nodes[0].stream_id(STREAM)
-        first, following = self.leader().range(STREAM)
-        epoch, root = newest_root(self.s3, stream_id)
-        objects = {entry["key"]: entry for entry in self.s3.objects(f"rabbitmq/stream/{stream_id}/data/")}
-        expected = first
-        for at in range(49, len(root), 34):
-            offset, uid = int.from_bytes(root[at : at + 8], "big"), root[at + 30 : at + 34].hex()
-            assert offset == expected, f"hole or overlap at {offset}, expected {expected}"
-            meta = objects[f"rabbitmq/stream/{stream_id}/data/{offset:020}.{uid}.fragment"]["metadata"]
-            assert int(meta["first-offset"]) == offset
-            expected = int(meta["next-offset"])
-        assert expected == following
-        puts = [p for p in self.s3.log(operation="PutObject") if stream_id in p["key"] and p["status"] == 200]
-        keys = [p["key"] for p in puts]
-        assert len(keys) == len(set(keys)), "a key was written twice"
-        return epoch
-
-
-def newest_root(s3, stream_id):
-    """Epoch and bytes of the root that reaches furthest."""
-    found = []
-    for key in s3.keys(f"{stream_id}/metadata/root."):
-        body = s3.get(key)
-        assert body[:4] == b"OSIR"
-        found.append((len(body), int(key.rsplit("/", 1)[1].split(".")[1]), body))
-    _, epoch, body = max(found)
-    return epoch, body
+        """The manifest names fragments without hole or overlap, and no key was written twice. Returns its epoch."""
+        leader = self.leader()
+        manifest = leader.manifest(self.s3, STREAM).check()
+        assert (manifest.first, manifest.next) == leader.range(STREAM)
+        check_puts(self.s3, leader.stream_id(STREAM))
+        return manifest.epoch
 
 
 def moved(node, counter, before, what):

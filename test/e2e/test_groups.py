@@ -42,12 +42,9 @@ def objects(s3, broker, stream, part):
 
 
 def live_root(s3, broker, stream):
-    """The newest root: (first offset, next offset, total size, entries)."""
-    roots = [o for o in objects(s3, broker, stream, "metadata") if o["key"].endswith(".manifest")]
-    body = s3.get(max(roots, key=lambda o: int(o["metadata"]["next-offset"]))["key"])
-    first, following = struct.unpack_from(">QQ", body, 8)
-    total = int.from_bytes(body[40:49], "big")
-    return first, following, total, entries(body)
+    """The root that the pointer names: (first offset, next offset, total size, entries)."""
+    manifest = broker.manifest(s3, stream)
+    return manifest.first, manifest.next, manifest.total_size, entries(manifest.root)
 
 
 def entries(body):

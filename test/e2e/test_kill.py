@@ -89,20 +89,7 @@ def test_twenty_kills(run_dir, s3):
     for records in (consume(broker, STREAM, end), consume_amqp091(broker, STREAM, end, prefetch=200, ack_every=20)):
         assert verify(records, 0, end, SIZE, tracked=True).count == target
     assert broker.counter("chunks_served_remote") > served
-    names = manifest_fragments(s3, broker.stream_id(STREAM))
-    assert len(names) == len(set(names)), "an offset is in the manifest twice"
+    names = [offset for offset, _ in broker.manifest(s3, STREAM).check().fragments]
+    assert names == sorted(set(names)), "an offset is in the manifest twice"
     print(f"{KILLS} kills, {target} records, {len(names)} fragments in the manifest, {len(s3.keys('.fragment'))} objects")
     broker.wipe()
-
-
-def manifest_fragments(s3, stream_id):
-    """First offsets that the newest root names."""
-    roots = [key for key in s3.keys(f"{stream_id}/metadata/root.")]
-    best = []
-    for key in roots:
-        body = s3.get(key)
-        assert body[:4] == b"OSIR"
-        entries = [int.from_bytes(body[at : at + 8], "big") for at in range(49, len(body), 34)]
-        assert entries == sorted(set(entries)), f"{key}: entries are not strictly ascending"
-        best = max(best, entries, key=len)
-    return best

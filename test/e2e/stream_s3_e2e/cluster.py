@@ -21,7 +21,6 @@ import time
 
 from .broker import CommandError
 from .gateway import Gateway
-from .manifest import Manifest, pointer
 from .streamproto import ProtocolError
 from .tiered import TieredBroker
 from .wait import wait_until
@@ -333,14 +332,8 @@ class Cluster:
     def manifest(self, stream, among=None):
         """What is persisted now, read from the bucket by way of the pointer that a leader among these nodes has."""
         leader = self.wait_leader(stream, among)
-        stream_id = leader.stream_id(stream)
-
-        def read():
-            # The root may be replaced between the two.
-            found = pointer(leader.rpc(f'rabbitmq_stream_s3_db:get_consistent(<<"{stream_id}">>).'))
-            return found and Manifest(self.s3, f"rabbitmq/stream/{stream_id}", found)
-
-        return wait_until(read, 30, f"{stream}: a manifest")
+        # The root may be replaced between the two.
+        return wait_until(lambda: leader.manifest(self.s3, stream), 30, f"{stream}: a manifest")
 
     def sum(self, counter):
         """A plugin metric added up over the nodes that answer."""

@@ -15,15 +15,15 @@ class ManifestError(AssertionError):
 
 
 class Manifest:
-    """`first`, `next`, `fragments` [(first offset, key)] of what is persisted now."""
+    """`first`, `next`, `fragments` [(first offset, key)] of what is persisted now; `root`: its bytes."""
 
     def __init__(self, s3, folder, pointer):
         self._s3, self._folder = s3, folder
         self.epoch, self.uid, self.revision = pointer
-        body = self._get(f"metadata/root.{self.epoch}.{self.uid:08x}.manifest", b"OSIR")
+        body = self.root = self._get(f"metadata/root.{self.epoch}.{self.uid:08x}.manifest", b"OSIR")
         self.first, self.next = struct.unpack_from(">QQ", body, 8)
         self.total_size = int.from_bytes(body[40:49], "big")
-        self.fragments = list(self._leaves(body))
+        self.fragments = list(self._leaves(body, self.next))
 
     def _get(self, key, magic):
         body = self._s3.get(f"{self._folder}/{key}")
@@ -31,15 +31,21 @@ class Manifest:
             raise ManifestError(f"{key}: magic {body[:4]!r}")
         return body
 
-    def _leaves(self, body):
+    def _leaves(self, body, end):
+        found = []
         for at in range(_HEAD, len(body), _ENTRY):
             offset, _, _, kind = struct.unpack_from(">QqqB", body, at)
-            uid = body[at + 30 : at + 34].hex()
+            found.append((offset, kind, body[at + 30 : at + 34].hex()))
+        ends = [offset for offset, _, _ in found[1:]] + [end]
+        for (offset, kind, uid), end in zip(found, ends):
+            # A group is immutable: it goes on naming what retention has dropped, and that is gone.
+            if end <= self.first:
+                continue
             if kind == 0:
                 yield offset, f"data/{offset:020}.{uid}.fragment"
             else:
                 ending, magic = _KINDS[kind]
-                yield from self._leaves(self._get(f"metadata/{offset:020}.{uid}.{ending}", magic))
+                yield from self._leaves(self._get(f"metadata/{offset:020}.{uid}.{ending}", magic), end)
 
     def check(self, exact=True):
         """The fragments cover [first, next) without a hole, none twice, each is there and says the same of itself.
@@ -50,12 +56,10 @@ class Manifest:
         keys = [key for _, key in self.fragments]
         if len(set(keys)) != len(keys):
             raise ManifestError("a fragment is named twice")
-        # A group may name what retention has dropped already.
+        if self.fragments and self.fragments[0][0] > self.first:
+            raise ManifestError(f"begins at {self.first}, its first fragment at {self.fragments[0][0]}")
         ends = [offset for offset, _ in self.fragments[1:]] + [self.next]
-        live = [(offset, key, end) for (offset, key), end in zip(self.fragments, ends) if end > self.first]
-        if live and live[0][0] > self.first:
-            raise ManifestError(f"begins at {self.first}, its first fragment at {live[0][0]}")
-        for offset, key, end in live:
+        for (offset, key), end in zip(self.fragments, ends):
             entry = objects.get(f"{self._folder}/{key}")
             if entry is None:
                 raise ManifestError(f"{key} is not in the bucket")

@@ -6,6 +6,7 @@ Everything is asked of the operator's surfaces: the status command, the metrics 
 import json
 
 from .broker import Broker
+from .manifest import Manifest, pointer
 from .wait import wait_until
 
 PLUGIN = "rabbitmq_stream_s3"
@@ -32,6 +33,12 @@ class TieredBroker(Broker):
     def stream_id(self, stream):
         """The plugin's name of a stream: the folder of its segments."""
         return self.stream_dir(stream).name
+
+    def manifest(self, s3, stream):
+        """What is persisted now, read from the bucket by way of the pointer; None while there is none."""
+        stream_id = self.stream_id(stream)
+        found = pointer(self.rpc(f'rabbitmq_stream_s3_db:get_consistent(<<"{stream_id}">>).'))
+        return found and Manifest(s3, f"rabbitmq/stream/{stream_id}", found)
 
     def range(self, stream):
         """The persisted range `(f, n)` that this node's readers count on, or None while it is not known."""
