@@ -11,7 +11,7 @@ from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
 from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.wait import wait_until
-from test_cluster import Cluster, newest_root, reader_of, STREAM
+from test_cluster import Cluster, reader_of, STREAM
 from stream_s3_e2e.tiered import TieredBroker
 
 SIZE = fixed(50_000)
@@ -146,7 +146,7 @@ def test_a_writer_that_was_frozen_through_its_deposition_changes_nothing(cluster
     wait_until(lambda: leader.rpc(reader_of(leader)) == "undefined", 60, "the deposed one has stood down")
     assert pointer(leader)[0] >= moved[0] and pointer(leader)[2] >= moved[2]
     check(cluster, s3, epoch)
-    assert newest_root(s3, leader.stream_id(STREAM))[0] >= moved[0]
+    assert leader.manifest(s3, STREAM).epoch >= moved[0]
 
 
 def test_nothing_is_left_over(cluster):
