@@ -255,12 +255,14 @@ def test_segment_cut_short(run_dir, s3, node_name):
     with TieredBroker(run_dir, s3, name=node_name, fragment_size=1_000_000, persist_interval_ms=100) as broker:
         with broker.client() as client:
             client.create("short", stream_max_segment_size_bytes=SEGMENT)
-        # Held back by S3, so that nothing is uploaded before the damage.
+        # Held back by S3: sixteen fragments are on their way, and scanning waits. Chunks of five records, so that a fragment is of
+        # one megabyte: of larger ones, sixteen could reach the victim, and what is in a socket's buffers before the damage is right.
         s3.fault(name="held", method="PUT", hang="held")
-        publish(broker, "short", 20, fixed(50_000), batch=5, window=0)
-        publish(broker, "short", 780, fixed(50_000), first=20)
+        publish(broker, "short", 800, fixed(50_000), batch=5, window=0)
         directory = broker.stream_dir("short")
         victim = sorted(directory.glob("*.segment"))[-2]
+        asked = [int(p["key"].rsplit("/", 1)[1][:20]) for p in s3.log(method="PUT") if p["key"].endswith(".fragment")]
+        assert max(asked) < int(victim.stem) - 100, "nothing of the victim is on its way"
         size = victim.stat().st_size
         os.truncate(victim, size - 60_000)
         s3.clear_faults()

@@ -101,7 +101,7 @@ class S3Test(_Server):
             self.process.wait(20)
             self.process = None
 
-    def call(self, method, path, body=None, raw=False, **query):
+    def call(self, method, path, /, body=None, raw=False, **query):
         """One request to the control port; a timeout of a wait comes back as its entries."""
         url = self.control + path
         if query:
