@@ -19,6 +19,8 @@ reader_open_test_() ->
         ]),
         ?READER:named([
             fun attaches_where_the_offset_is/0,
+            fun what_is_written_while_it_attaches_is_not_passed_over/0,
+            fun a_replica_that_is_empty_and_begins_later_is_waited_for/0,
             fun a_time_that_the_local_log_has_is_read_there/0,
             fun a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile/0,
             fun waits_a_bounded_time_for_the_manifest/0,
@@ -103,6 +105,41 @@ attaches_where_the_offset_is() ->
     {ok, Next} = osiris_log:init_offset_reader(next, ?LOG:context(#{}, Log)),
     ?assertEqual({local, 18}, {tier({x, x, Next}), osiris_log:next_offset(Next)}),
     ok = osiris_log:close(Next).
+
+%% Nothing is there when the route is made, and something is when stock opens the log.
+what_is_written_while_it_attaches_is_not_passed_over() ->
+    lists:foreach(
+        fun(Spec) ->
+            Log = ?LOG:new("written_meanwhile"),
+            ok = ?NIF:put(?LOG:stream_id(Log), {0, 0}, []),
+            ?assertEqual(-1, ?LOG:floor(Log)),
+            after_floor(fun() -> ?LOG:append(2, Log) end),
+            {Chunks, Reader} = take(2, open(chunk_iterator, Spec, Log)),
+            ?assertEqual({Spec, [0, 2]}, {Spec, ids(Chunks)}),
+            close(Reader)
+        end,
+        [first, 0, 1]
+    ).
+
+%% Stock has no place for an offset in such a log. Nothing is committed on such a node, so nothing is
+%% delivered there.
+a_replica_that_is_empty_and_begins_later_is_waited_for() ->
+    Log = ?LOG:append(9, ?LOG:new("empty_later")),
+    uploaded(18, Log),
+    ok = ?LOG:empty_at(18, Log),
+    ?assertError(
+        {case_clause, {not_found, low}},
+        osiris_log:init_offset_reader(17, (?LOG:context(#{}, Log))#{rabbitmq_stream_s3 => stock})
+    ),
+    lists:foreach(
+        fun({Spec, Tier}) ->
+            Reader0 = open(chunk_iterator, Spec, Log),
+            ?assertEqual({Spec, Tier}, {Spec, tier(Reader0)}),
+            {[], Reader} = all(Reader0),
+            close(Reader)
+        end,
+        [{15, remote}, {18, local}, {20, local}]
+    ).
 
 %% Every time around every chunk of both tiers, also several chunks of one time, against the times
 %% themselves: the first chunk that is not older, or the end.

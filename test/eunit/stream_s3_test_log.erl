@@ -4,7 +4,7 @@
 -export([setup/0, cleanup/1, new/1, new/2, append/2, append/4, append_at/2, commit/1, context/2]).
 -export([log/4]).
 -export([gap_is_certain/1]).
--export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2]).
+-export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2, empty_at/2]).
 
 -compile({no_auto_import, [floor/1]}).
 
@@ -152,6 +152,14 @@ trim(RemoteNext, #log{shared = Shared} = Log) ->
     [First | _] = segments(Log),
     ok = osiris_log_shared:set_first_chunk_id(Shared, First),
     Deleted.
+
+%% A replica that begins at Offset, and has nothing yet.
+empty_at(Offset, #log{dir = Dir, shared = Shared}) ->
+    _ = [ok = file:delete(F) || F <- filelib:wildcard(filename:join(Dir, "*.{segment,index}"))],
+    Name = filename:join(Dir, io_lib:format("~20..0b", [Offset])),
+    ok = file:write_file([Name, ".segment"], <<"OSIL", 1:32>>),
+    ok = file:write_file([Name, ".index"], <<"OSII", 1:32>>),
+    osiris_log_shared:set_first_chunk_id(Shared, -1).
 
 delete_files(RemoteNext, #log{dir = Dir}) ->
     rabbitmq_stream_s3_local_retention:trim(Dir, RemoteNext).

@@ -98,12 +98,9 @@ fn by_offset(manifest: &Root, offset: u64, local_first: Option<u64>) -> Route {
         return Route::Local(LocalSpec::Offset(offset));
     }
     if !remote_reaches_further_back(manifest, local_first) || offset >= manifest.next_offset {
-        // Between the tiers, or with nothing in the remote one: the oldest record that there is after the offset.
-        return Route::Local(if local_first.is_some() {
-            LocalSpec::First
-        } else {
-            LocalSpec::Next
-        });
+        // Between the tiers, or with nothing in either: the oldest local record. Not the end, even of an empty log: it is
+        // looked up later, and what has been written by then would be passed over.
+        return Route::Local(LocalSpec::First);
     }
     Route::Remote {
         start_offset: offset.max(manifest.first_offset),
@@ -222,7 +219,7 @@ mod tests {
             }
         );
         let nothing = |spec| route(&empty, spec, None, 0);
-        assert_eq!(nothing(Spec::Offset(0)), Route::Local(LocalSpec::Next));
+        assert_eq!(nothing(Spec::Offset(0)), Route::Local(LocalSpec::First));
         assert_eq!(nothing(Spec::Abs(0)), Route::OutOfRange { range: None });
     }
 
@@ -233,7 +230,7 @@ mod tests {
         assert_eq!(only_remote(Spec::Offset(150)), remote(150));
         assert_eq!(
             only_remote(Spec::Offset(200)),
-            Route::Local(LocalSpec::Next)
+            Route::Local(LocalSpec::First)
         );
         assert_eq!(only_remote(Spec::Abs(199)), remote(199));
         assert_eq!(
@@ -254,6 +251,20 @@ mod tests {
     }
 
     proptest! {
+        /// The end is looked up after the decision: who did not ask for it would miss what is written in between.
+        #[test]
+        fn only_who_asks_for_the_end_is_sent_there(
+            start in 0u64..100, lengths in prop::collection::vec(1u64..20, 0..8), local_first: Option<u8>, local_length in 0u64..100, at in 0i64..400
+        ) {
+            let manifest = root_of(start, &lengths);
+            let local_first = local_first.map(u64::from);
+            let local_next = local_first.map_or(0, |first| first + local_length);
+            for spec in [Spec::First, Spec::Offset(at.unsigned_abs()), Spec::Abs(at.unsigned_abs()), Spec::Timestamp(at)] {
+                let got = route(&manifest, spec, local_first, local_next);
+                prop_assert!(!matches!(got, Route::Local(LocalSpec::Next | LocalSpec::Last)), "{spec:?}: {got:?}");
+            }
+        }
+
         #[test]
         fn a_route_leads_to_the_nearest_record_at_or_after_the_offset(
             start in 0u64..100, lengths in prop::collection::vec(1u64..20, 0..8), local_first: Option<u8>, local_length in 1u64..100, offset in 0u64..400
