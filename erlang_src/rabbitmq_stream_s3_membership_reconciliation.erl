@@ -5,7 +5,7 @@ cluster; off unless `stream_s3.membership_reconciliation.enabled` is set. Each n
 streams that are written on it, with what stock RabbitMQ has for it: `add_replica`, `delete_replica`.
 
 Owns when it is looked: in intervals, and a little after something that may have changed the answer
-(a node or a policy). Does not own what is done: rabbitmq_stream_s3_membership decides. A round runs
+(a node, a policy, or a writer that has come to this node: who had it before may have been about to). Does not own what is done: rabbitmq_stream_s3_membership decides. A round runs
 in a task, because cluster and coordinator may take their time; one at a time.
 """.
 
@@ -14,7 +14,7 @@ in a task, because cluster and coordinator may take their time; one at a time.
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/0, trigger/2]).
+-export([start_link/0, trigger/1, trigger/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -record(state, {
@@ -38,6 +38,11 @@ in a task, because cluster and coordinator may take their time; one at a time.
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
+
+-doc "As trigger/2, for whoever does not know whether it is enabled.".
+-spec trigger(term()) -> ok.
+trigger(Reason) ->
+    gen_server:cast(?MODULE, {trigger, Reason}).
 
 -doc "Something has happened that may ask for another member.".
 -spec trigger(pid(), term()) -> ok.
@@ -139,11 +144,16 @@ round() ->
         [Queue || Queue <- Streams, is_written_here(Queue)]
     ).
 
+%% The queue's record follows its writer with some delay. Too many are asked for rather than one too
+%% few: the coordinator has the last word.
 is_written_here(Queue) ->
-    case amqqueue:get_pid(Queue) of
-        Pid when is_pid(Pid) -> node(Pid) =:= node();
-        _ -> false
-    end.
+    #{name := StreamId} = amqqueue:get_type_state(Queue),
+    Name = {rabbitmq_stream_s3_hooks:stream_id(StreamId), node()},
+    rabbitmq_stream_s3_registry:whereis_name(Name) =/= undefined orelse
+        case amqqueue:get_pid(Queue) of
+            Pid when is_pid(Pid) -> node(Pid) =:= node();
+            _ -> false
+        end.
 
 cluster() ->
     Members =

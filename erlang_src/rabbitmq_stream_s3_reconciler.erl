@@ -285,6 +285,7 @@ attach(writer, Writer, #{stream_id := StreamId, dir := Dir} = Info, State) ->
     ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:register_member(writer, Writer, Info),
+    ok = rabbitmq_stream_s3_membership_reconciliation:trigger({writer, StreamId}),
     case is_process_alive(Writer) of
         true -> start_reader(Writer, Info, State);
         false -> State

@@ -120,6 +120,34 @@ def test_a_policy_is_a_trigger_and_each_step_comes_after_the_one_before(nodes):
     verify(consume(nodes[1], "later", COUNT), 0, COUNT, SIZE)
 
 
+def test_a_writer_that_comes_is_a_trigger(nodes):
+    """Nobody else has a reason to look again: the node that had the writer never got to it, the others have looked."""
+    before, others = counted(nodes[1:], "replicas_added"), nodes[1:]
+    create(nodes[0], "moves", 2)
+    (other,) = members(nodes[0], "moves") - {"rabbit1"}
+    assert leader(nodes, "moves") is nodes[0]
+    assert nodes[0].rpc(f"sys:suspend({RECONCILER}).") == "ok"
+    looked = [node.counter("membership_rounds") for node in others]
+    target(nodes[0], "moves", 3)
+    for node, rounds in zip(others, looked):
+        wait_until(lambda n=node, r=rounds: n.counter("membership_rounds") > r, 60, f"{node.name} has looked")
+    assert len(members(nodes[0], "moves")) == 2
+
+    def moved():
+        nodes[0].rpc(
+            'rabbit_stream_queue:restart_stream(<<"/">>, <<"moves">>,'
+            f" #{{preferred_leader_node => '{other}@localhost'}})."
+        )
+        return leader(nodes, "moves") is not nodes[0]
+
+    wait_until(moved, 60, "the writer moves", every=0.5)
+    wait_members(nodes[0], "moves", 3)
+    assert counted(others, "replicas_added") == before + 1
+    assert nodes[0].rpc(f"sys:resume({RECONCILER}).") == "ok"
+    with nodes[0].client() as client:
+        client.delete("moves")
+
+
 def test_a_policy_that_makes_no_sense_is_refused(nodes):
     with pytest.raises(AssertionError, match="number from 1 to 255"):
         target(nodes[0], "grown", 0)
