@@ -178,6 +178,8 @@ class Cluster:
         node.start()
         node.join(rest[0])
         for stream in streams:
+            # The coordinator tries to delete the member of before until the node answers, and takes the new one for it.
+            wait_until(lambda s=stream: node not in self.coordinated(s), 60, f"the old member on {node.name} is gone")
             self.add_replica(stream, node)
 
     # -- members of a stream ----------------------------------------------------------------------
@@ -218,6 +220,19 @@ class Cluster:
         ask = self.others(node)[0]
         # Refused while another change or an election is under way.
         wait_until(lambda: _expect("ok", ask.rpc(call)), seconds, f"{what} of {stream} on {node.name}", every=0.5)
+
+    def coordinated(self, stream):
+        """What the coordinator has of the members: node -> the text of its state, also those that it is still deleting."""
+        leader = self.wait_leader(stream)
+        state = leader.rpc(
+            "begin {ok, {_, S}, _} = ra:local_query({rabbit_stream_coordinator, node()}, fun(X) ->"
+            ' lists:flatten(io_lib:format("~0p", [element(2, X)])) end), S end.'
+        ).replace('\\"', '"')
+        streams = re.split(r'"(__[^"]+)"\s*=>', state)
+        mine = dict(zip(streams[1::2], streams[2::2])).get(leader.stream_id(stream))
+        assert mine, f"{stream}: the coordinator does not know it"
+        found = dict(re.findall(r"'?(\w+@\w+)'?\s*=>\s*{member,\s*(.*?)(?='?\w+@\w+'?\s*=>|$)", mine))
+        return {node: found[node.node] for node in self.nodes if node.node in found}
 
     # -- links ------------------------------------------------------------------------------------
 
@@ -280,17 +295,10 @@ class Cluster:
         RabbitMQ 4.3 the coordinator watches it again when the link is back, but does not have it for running again, so no
         client may attach there until that replica ends. With the plugin or without.
         """
-        leader = self.wait_leader(stream)
-        stream_id = leader.stream_id(stream)
-        state = leader.rpc(
-            "begin {ok, {_, S}, _} = ra:local_query({rabbit_stream_coordinator, node()}, fun(X) ->"
-            ' lists:flatten(io_lib:format("~0p", [element(2, X)])) end), S end.'
-        ).replace('\\"', '"')
-        members = re.split(r'"(__[^"]+)"\s*=>', state)
-        mine = "".join(text for name, text in zip(members[1::2], members[2::2]) if name == stream_id)
-        assert mine, f"{stream}: the coordinator does not know it"
-        for node in self.nodes:
-            if re.search(rf"'?{node.node}'?\s*=>\s*{{member,\s*{{disconnected", mine):
+        members = self.coordinated(stream)
+        stream_id = self.wait_leader(stream).stream_id(stream)
+        for node in members:
+            if members[node].startswith("{disconnected"):
                 self.woken += 1
                 node.rpc(
                     "[exit(Pid, kill) || {Id, Pid, _, [osiris_replica]} <- supervisor:which_children(osiris_server_sup),"
