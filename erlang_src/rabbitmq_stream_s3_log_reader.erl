@@ -88,10 +88,10 @@ frame(Frame) when is_binary(Frame); is_list(Frame) -> Frame;
 frame(_) -> <<>>.
 
 %% Stock leaves the trailer (tracking data) of a user chunk out, unless all chunks are wanted.
-body(#{type := 0}, Data, _, user_data) ->
-    {byte_size(Data), [Data]};
-body(_, Data, Trailer, _) ->
-    {byte_size(Data) + byte_size(Trailer), [Data, Trailer]}.
+body(#{type := 0, data_size := Size}, Data, _, user_data) ->
+    {Size, [Data]};
+body(#{data_size := Size}, Data, Trailer, _) ->
+    {Size + byte_size(Trailer), [Data, Trailer]}.
 
 send(tcp, Socket, Data) -> gen_tcp:send(Socket, Data);
 send(ssl, Socket, Data) -> ssl:send(Socket, Data).

@@ -30,7 +30,7 @@
          reader_close/1,
          chunk_entries/5]).
 
--export_type([engine/0, stream/0, reader/0, stream_id/0, push/0]).
+-export_type([engine/0, stream/0, reader/0, stream_id/0, push/0, data/0]).
 
 -nifs([interface_version/0,
        engine_open/3,
@@ -64,6 +64,8 @@
 -type stream_id() :: binary().
 -type offset() :: non_neg_integer().
 -type text() :: binary().
+%% In parts that are one after the other if it was fetched in more than one block.
+-type data() :: binary() | [binary()].
 -type spec() ::
     first | last | next | {offset, offset()} | {abs, offset()} | {timestamp, integer()}.
 -type local_spec() :: first | last | next | {offset, offset()} | {timestamp, integer()}.
@@ -237,7 +239,7 @@ reader_open(_Engine, _Owner, _Wake, _StreamId, _Start) ->
     erlang:nif_error(not_loaded).
 
 -spec reader_read(reader(), offset()) ->
-    {chunk, map(), binary(), binary(), binary()}
+    {chunk, map(), Filter :: binary(), data(), Trailer :: binary()}
     | wait
     | {local, offset()}
     | {error, atom(), text()}
@@ -249,7 +251,7 @@ reader_read(_Reader, _MaxChunkId) ->
 reader_close(_Reader) ->
     erlang:nif_error(not_loaded).
 
--spec chunk_entries(binary(), non_neg_integer(), offset(), non_neg_integer(), pos_integer()) ->
+-spec chunk_entries(data(), non_neg_integer(), offset(), non_neg_integer(), pos_integer()) ->
     {[entry()], non_neg_integer(), offset(), non_neg_integer()} | {error, corrupt} | bug().
 chunk_entries(_Data, _Position, _Offset, _NumLeft, _Max) ->
     erlang:nif_error(not_loaded).

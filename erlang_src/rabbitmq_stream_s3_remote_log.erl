@@ -33,7 +33,9 @@
     limit := osiris:offset() | infinity
 }.
 -type iterator() ::
-    {rabbitmq_stream_s3_iterator, [term()], {binary(), integer(), integer(), integer()}}.
+    {rabbitmq_stream_s3_iterator, [term()], {
+        rabbitmq_stream_s3_nif:data(), integer(), integer(), integer()
+    }}.
 -export_type([t/0, start/0, iterator/0]).
 
 %% How many chunks one read may skip before the process that called gets its turn again.
@@ -78,7 +80,7 @@ when there is more; `more`: call again soon; `local`: the remote tier ends at th
 the next chunk, which begins here, is not below the limit.
 """.
 -spec read(t(), osiris:offset() | -1) ->
-    {chunk, map(), binary(), binary(), t()}
+    {chunk, map(), rabbitmq_stream_s3_nif:data(), Trailer :: binary(), t()}
     | {wait | more, t()}
     | {local | limit, osiris:offset(), t()}
     | {error, atom(), binary()}.
@@ -166,7 +168,7 @@ close(#remote{handle = Handle}) ->
     end.
 
 -doc "An iterator over the entries of a chunk.".
--spec iterator(map(), binary()) -> iterator().
+-spec iterator(map(), rabbitmq_stream_s3_nif:data()) -> iterator().
 iterator(#{chunk_id := ChunkId, num_entries := Entries}, Data) ->
     {rabbitmq_stream_s3_iterator, [], {Data, 0, ChunkId, Entries}}.
 

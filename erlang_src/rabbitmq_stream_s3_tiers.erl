@@ -20,7 +20,7 @@
 %% second argument: stock may be handed back its last iterator.
 -type local() :: fun((osiris_log:state(), boolean(), fun((osiris:offset()) -> ok)) -> term()).
 %% Delivers a chunk of the remote tier.
--type deliver() :: fun((map(), binary(), binary(), #reader{}) -> term()).
+-type deliver() :: fun((map(), rabbitmq_stream_s3_nif:data(), binary(), #reader{}) -> term()).
 
 -doc """
 Reads the next chunk from the tier that has it. The answers are those of the two funs, with the

@@ -208,6 +208,7 @@ route(_, StreamId, Spec, LocalFirst, LocalNext) ->
         {_, last} -> {local, last};
         {_, next} -> {local, next};
         {_, {offset, N}} when LocalFirst >= 0, N >= LocalFirst -> {local, Spec};
+        {{ok, Same, Same}, {offset, _}} -> {local, first};
         {{ok, Same, Same}, _} -> {local, local(Spec)};
         {{ok, First, Next}, _} -> route(Spec, First, Next, LocalFirst, LocalNext, StreamId)
     end.
@@ -218,8 +219,8 @@ route(first, _, _, _, _, _) ->
     {local, first};
 route({offset, N}, First, Next, _, _, _) when N < Next ->
     {remote, max(N, First)};
-route({offset, N}, _, _, _, _, _) ->
-    {local, {offset, N}};
+route({offset, _}, _, _, _, _, _) ->
+    {local, first};
 route({abs, N}, First, Next, LocalFirst, LocalNext, StreamId) ->
     case N >= First andalso N < max(Next, LocalNext) of
         true -> route(double, StreamId, {offset, N}, LocalFirst, LocalNext);
@@ -279,11 +280,18 @@ answer(Reader, Max) ->
             case [C || {#{chunk_id := Id}, _, _, _} = C <- Chunks, Id >= Position, Id =< Max] of
                 [{#{chunk_id := Id, num_records := Records} = H, Filter, Data, Trailer} | _] ->
                     true = ets:insert(?TABLE, {Key, StreamId, Id + Records, Owner, Wake}),
-                    {chunk, H, Filter, Data, Trailer};
+                    {chunk, H, Filter, fetched(Id, Data), Trailer};
                 [] ->
                     wait
             end
     end.
+
+%% Some chunks reach over more than one block.
+fetched(Id, Data) when Id rem 4 =:= 0 ->
+    {One, Other} = split_binary(Data, byte_size(Data) div 2),
+    [One, Other];
+fetched(_, Data) ->
+    Data.
 
 reader_close(Reader) ->
     _ = reader(Reader),
@@ -300,6 +308,8 @@ chunk_entries(_, Position, Offset, 0, _) ->
     {[], Position, Offset, 0};
 chunk_entries(_, Position, Offset, Left, 0) ->
     {[], Position, Offset, Left};
+chunk_entries(Parts, Position, Offset, Left, Max) when is_list(Parts) ->
+    chunk_entries(iolist_to_binary(Parts), Position, Offset, Left, Max);
 chunk_entries(Data, Position, Offset, Left, Max) ->
     {Entry, NextPosition, NextOffset} =
         case Data of

@@ -110,6 +110,38 @@ chunk_entries_test() ->
     ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Data, Size + 1, 10, 1, 1)),
     ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Data, 0, 16#ffffffffffffffff, 4, 4)).
 
+%% The data may be in parts, cut anywhere: the same entries, and the same places to go on at.
+chunk_entries_of_parts_test() ->
+    Big = binary:copy(<<"b">>, 80),
+    Data = iolist_to_binary([simple(<<"a">>), batch(7, 3, 999, Big), simple(<<>>), simple(Big)]),
+    Size = byte_size(Data),
+    Whole = ?NIF:chunk_entries(Data, 0, 10, 4, 100),
+    All = element(1, Whole),
+    Cut = fun(A, B) ->
+        [binary:copy(binary:part(Data, P, L)) || {P, L} <- [{0, A}, {A, B - A}, {B, Size - B}]]
+    end,
+    lists:foreach(
+        fun({A, B}) ->
+            Parts = Cut(A, B),
+            ?assertEqual(Whole, ?NIF:chunk_entries(Parts, 0, 10, 4, 100)),
+            ?assertEqual(All, one_by_one(Parts, 0, 10, 4)),
+            ?assertEqual({error, corrupt}, ?NIF:chunk_entries(Parts, 0, 10, 5, 100)),
+            %% without its end
+            ?assertEqual(
+                {error, corrupt}, ?NIF:chunk_entries(lists:droplast(Parts), 0, 10, 4, 100)
+            )
+        end,
+        [{A, B} || A <- lists:seq(0, Size), B <- lists:seq(A, Size), B < Size]
+    ),
+    %% Only what lies across a cut is copied.
+    [{_, First}, {_, {batch, _, _, _, Across}} | _] = All,
+    {Entries, _, _, 0} = ?NIF:chunk_entries(Cut(20, 21), 0, 10, 4, 100),
+    [{_, First}, {_, {batch, _, _, _, Across}}, _, {_, Last}] = Entries,
+    ?assertEqual(Size - 21, binary:referenced_byte_size(Last)),
+    ?assertEqual({error, corrupt}, ?NIF:chunk_entries([], 0, 10, 1, 1)),
+    ?assertEqual({[], 0, 10, 0}, ?NIF:chunk_entries([], 0, 10, 0, 1)),
+    ?assertError(badarg, ?NIF:chunk_entries([data], 0, 10, 1, 1)).
+
 chunk_entries_share_the_data_test() ->
     Data = iolist_to_binary([simple(binary:copy(<<"x">>, 100)) || _ <- lists:seq(1, 100)]),
     {Entries, _, _, 0} = ?NIF:chunk_entries(Data, 0, 0, 100, 100),

@@ -272,6 +272,21 @@ pub fn next_entry(
     Ok(Some((Entry { offset, kind }, next_position, next_offset)))
 }
 
+/// First bytes of an entry from which its length can be told, whichever kind it is.
+pub const ENTRY_HEAD_BYTES: usize = BATCH_HEADER_BYTES;
+
+/// Length of the entry that begins with `head`; `None` if that does not say. [`ENTRY_HEAD_BYTES`] always do, and what is left
+/// of the data if it is less.
+#[must_use]
+pub fn entry_bytes(head: &[u8]) -> Option<usize> {
+    let (fixed, length) = if u8_at(head, 0)? & 0x80 == 0 {
+        (4, u32_at(head, 0)?)
+    } else {
+        (BATCH_HEADER_BYTES, u32_at(head, 7)?)
+    };
+    usize::try_from(length).ok()?.checked_add(fixed)
+}
+
 /// The entries of a chunk's data. Stops after the first error.
 pub fn entries(data: &[u8], chunk_id: u64) -> impl Iterator<Item = Result<Entry, EntryError>> + '_ {
     let mut state = Some((0, chunk_id));

@@ -12,6 +12,14 @@ pub fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
+/// CRC-32 of these parts, one after the other.
+#[must_use]
+pub fn crc32_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    parts.into_iter().for_each(|part| crc.update(part));
+    crc.finalize()
+}
+
 /// CRC-32 of `A ++ B`, given the CRCs of `A` and `B` and the length of `B`.
 #[must_use]
 pub fn combine(a: u32, b: u32, b_len: u64) -> u32 {

@@ -16,7 +16,7 @@ mod reader;
 mod resources;
 mod stream;
 
-use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
+use rustler::{Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
 use crate::codec::event::{EventTerm, PointerOrEmpty};
@@ -68,5 +68,5 @@ entry::nif_table! {
     reader::read as reader_read(reader: ReaderArc, max_chunk_id: OffsetOrNone);
     reader::close as reader_close(reader: ReaderArc);
     chunk_entries::chunk_entries as chunk_entries(
-        data: Binary<'a>, position: usize, offset: u64, num_left: u64, max: usize);
+        data: Term<'a>, position: usize, offset: u64, num_left: u64, max: usize);
 }

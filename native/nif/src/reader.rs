@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use log_format::chunk::{ChunkHeader, HEADER_BYTES};
 use rustler::{Encoder, Env, LocalPid, NifResult, OwnedBinary, ResourceArc, Term};
 use tiering_runtime::engine::Closed;
-use tiering_runtime::remote_reader::{FailureKind, ReadOutcome, Wake};
+use tiering_runtime::remote_reader::{FailureKind, Parts, ReadOutcome, Wake};
 
 use crate::codec::header::header_map;
 use crate::codec::spec::StartTerm;
@@ -68,7 +67,7 @@ pub(crate) fn read(
             header,
             position,
             bytes,
-        } => chunk(env, &header, position, bytes)?,
+        } => chunk(env, &header, position, &bytes)?,
         ReadOutcome::Wait => atoms::wait().encode(env),
         ReadOutcome::Local { next_offset } => (atoms::local(), next_offset).encode(env),
         ReadOutcome::Failed { kind, text: reason } => {
@@ -88,37 +87,46 @@ pub(crate) fn close(env: Env<'_>, handle: ResourceArc<ReaderResource>) -> NifRes
     Ok(atoms::ok().encode(env))
 }
 
-/// `{chunk, Header, Filter, Data, Trailer}`.
+/// `{chunk, Header, Filter, Data, Trailer}`; Data is a list of binaries if it was fetched in parts.
 fn chunk<'a>(
     env: Env<'a>,
     header: &ChunkHeader,
     position: u64,
-    bytes: Bytes,
+    bytes: &Parts,
 ) -> NifResult<Term<'a>> {
     let length = bytes.len();
     let data_start = header.lead_bytes();
     let trailer_start = data_start.saturating_add(header.data_bytes as usize);
-    let (Some(lead), Ok(total)) = (
-        bytes.first_chunk::<HEADER_BYTES>().copied(),
-        usize::try_from(header.total_bytes()),
-    ) else {
+    let slices = (
+        bytes.slice(0..HEADER_BYTES),
+        bytes.slice(HEADER_BYTES..data_start),
+        bytes.slice(data_start..trailer_start),
+        bytes.slice(trailer_start..length),
+    );
+    let (Some(lead), Some(filter), Some(data), Some(trailer)) = slices else {
         return Ok(unfit(env));
     };
-    if total != length {
+    let lead = lead.to_bytes();
+    let Some(lead) = lead.first_chunk::<HEADER_BYTES>() else {
+        return Ok(unfit(env));
+    };
+    if usize::try_from(header.total_bytes()) != Ok(length) {
         return Ok(unfit(env));
     }
-    let header = header_map(env, header, &lead, position)?;
-    let chunk = ResourceArc::new(ChunkResource::new(bytes));
-    let part = |from: usize, to: usize| {
-        chunk.make_binary(env, move |chunk| {
-            chunk.bytes.get(from..to).unwrap_or_default()
-        })
+    let header = header_map(env, header, lead, position)?;
+    // Filter and trailer are small, and hardly ever in more than one part.
+    let mut slices = vec![filter.to_bytes(), trailer.to_bytes()];
+    slices.extend(data.iter().cloned());
+    let count = slices.len();
+    let chunk = ResourceArc::new(ChunkResource::new(slices, length));
+    let binary = |index: usize| chunk.make_binary(env, move |chunk| chunk.slice(index));
+    let data = match count {
+        // No data at all is an empty binary, too.
+        2 | 3 => binary(2).encode(env),
+        _ => (2..count).map(binary).collect::<Vec<_>>().encode(env),
     };
-    let filter = part(HEADER_BYTES, data_start);
-    let data = part(data_start, trailer_start);
-    let trailer = part(trailer_start, length);
     weigh(env, length);
-    Ok((atoms::chunk(), header, filter, data, trailer).encode(env))
+    Ok((atoms::chunk(), header, binary(0), data, binary(1)).encode(env))
 }
 
 fn unfit(env: Env<'_>) -> Term<'_> {

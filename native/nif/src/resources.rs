@@ -84,14 +84,25 @@ pub(crate) fn lent_bytes() -> i64 {
 
 /// The bytes of one chunk while any binary made of them lives.
 pub(crate) struct ChunkResource {
-    pub(crate) bytes: Bytes,
+    slices: Vec<Bytes>,
+    bytes: i64,
 }
 
 impl ChunkResource {
-    pub(crate) fn new(bytes: Bytes) -> Self {
+    /// What binaries are made of, and the length of the whole chunk.
+    pub(crate) fn new(slices: Vec<Bytes>, bytes: usize) -> Self {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         LENT_CHUNKS.fetch_add(1, Ordering::Relaxed);
-        LENT_BYTES.fetch_add(signed(bytes.len()), Ordering::Relaxed);
-        Self { bytes }
+        LENT_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        Self { slices, bytes }
+    }
+
+    /// One of the slices.
+    pub(crate) fn slice(&self, index: usize) -> &[u8] {
+        self.slices
+            .get(index)
+            .map(|slice| &slice[..])
+            .unwrap_or_default()
     }
 }
 
@@ -100,12 +111,8 @@ impl Resource for ChunkResource {}
 impl Drop for ChunkResource {
     fn drop(&mut self) {
         LENT_CHUNKS.fetch_sub(1, Ordering::Relaxed);
-        LENT_BYTES.fetch_sub(signed(self.bytes.len()), Ordering::Relaxed);
+        LENT_BYTES.fetch_sub(self.bytes, Ordering::Relaxed);
     }
-}
-
-fn signed(length: usize) -> i64 {
-    i64::try_from(length).unwrap_or(i64::MAX)
 }
 
 /// How often the library was loaded in this VM.

@@ -266,7 +266,7 @@ impl World {
                     }
                     ReadOutcome::Chunk { header, bytes, .. } => {
                         self.coverage.hit("reader delivered");
-                        self.delivered(consumer, header.chunk_id, &bytes, true);
+                        self.delivered(consumer, header.chunk_id, &bytes.to_bytes(), true);
                         true
                     }
                     ReadOutcome::Wait => false,

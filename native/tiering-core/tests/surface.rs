@@ -151,7 +151,7 @@ fn what_a_closed_reader_held_is_given_to_its_driver() {
         let _ = queue.push(remote_reader::Chunk {
             header,
             position,
-            bytes,
+            bytes: bytes.into(),
         });
     }
     assert_eq!((queue.len(), queue.is_empty()), (3, false));

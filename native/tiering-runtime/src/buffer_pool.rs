@@ -11,13 +11,20 @@ use bytes::Bytes;
 /// Size of every buffer: large enough that system calls do not count, small enough to stay in a core's cache.
 pub const BUFFER_BYTES: usize = 256 * 1024;
 
-/// Idle buffers that are kept (4 MiB on a node).
+/// Idle buffers that a pool keeps unless it is told otherwise (4 MiB).
 const IDLE_BUFFERS_MAX: usize = 16;
 
-/// The pool of a node.
-#[derive(Debug, Default)]
+/// A pool.
+#[derive(Debug)]
 pub struct BufferPool {
     idle: Mutex<Vec<Box<[u8]>>>,
+    idle_max: usize,
+}
+
+impl Default for BufferPool {
+    fn default() -> Self {
+        Self::keeping(IDLE_BUFFERS_MAX)
+    }
 }
 
 impl BufferPool {
@@ -25,6 +32,15 @@ impl BufferPool {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty pool that keeps at most so many idle buffers.
+    #[must_use]
+    pub const fn keeping(idle_max: usize) -> Self {
+        Self {
+            idle: Mutex::new(Vec::new()),
+            idle_max,
+        }
     }
 
     /// A buffer with undefined (but initialised) content.
@@ -44,7 +60,7 @@ impl BufferPool {
 
     fn give_back(&self, bytes: Box<[u8]>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < IDLE_BUFFERS_MAX {
+        if idle.len() < self.idle_max {
             idle.push(bytes);
         }
     }
@@ -115,5 +131,13 @@ mod tests {
         assert_eq!(slice, "el");
         drop(slice);
         assert_eq!(pool.take().as_ptr(), address);
+    }
+
+    #[test]
+    fn no_more_than_so_many_are_kept() {
+        let pool = Arc::new(BufferPool::keeping(1));
+        let (one, other) = (pool.take(), pool.take());
+        drop((one, other));
+        assert_eq!(pool.idle.lock().expect("no panic").len(), 1);
     }
 }

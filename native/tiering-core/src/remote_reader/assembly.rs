@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use log_format::chunk::{ChunkHeader, HEADER_BYTES};
-use log_format::crc::crc32;
+use log_format::crc::crc32_of;
 use log_format::fragment;
 
 use super::effect::{Chunk, FragmentRef};
+use super::parts::Parts;
 use crate::mutants::mutant;
 
 /// Position of the first chunk in a fragment object.
@@ -221,42 +222,37 @@ impl Assembly {
         true
     }
 
-    /// The next `total` bytes: shared when they are in one block, copied once when they are not.
-    fn take(&mut self, total: usize) -> Option<Bytes> {
+    /// The next `total` bytes, as they came.
+    fn take(&mut self, total: usize) -> Option<Parts> {
         self.buffered_bytes = self.buffered_bytes.checked_sub(total as u64)?;
-        let front = self.blocks.front_mut()?;
-        if front.len() > total {
-            return Some(front.split_to(total));
-        }
-        if front.len() == total {
-            return self.blocks.pop_front();
-        }
-        let mut whole = BytesMut::with_capacity(total);
-        while whole.len() < total {
+        let mut parts = Parts::default();
+        let mut left = total;
+        while left > 0 {
             let front = self.blocks.front_mut()?;
-            let length = front.len().min(total - whole.len());
-            whole.extend_from_slice(front.get(..length)?);
-            front.advance(length);
-            if front.is_empty() {
-                self.blocks.pop_front();
+            if front.len() > left {
+                parts.push(front.split_to(left));
+                return Some(parts);
             }
+            left -= front.len();
+            parts.push(self.blocks.pop_front()?);
         }
-        Some(whole.freeze())
+        Some(parts)
     }
 }
 
-fn crc_matches(header: &ChunkHeader, bytes: &[u8]) -> bool {
+fn crc_matches(header: &ChunkHeader, bytes: &Parts) -> bool {
     let start = HEADER_BYTES + usize::from(header.filter_bytes);
     let end = usize::try_from(header.data_bytes)
         .ok()
         .and_then(|length| start.checked_add(length));
-    end.and_then(|end| bytes.get(start..end))
-        .is_some_and(|data| crc32(data) == header.data_crc)
+    end.and_then(|end| bytes.slice(start..end))
+        .is_some_and(|data| crc32_of(data.iter().map(|part| &part[..])) == header.data_crc)
 }
 
 #[cfg(test)]
 mod tests {
     use log_format::chunk::ChunkType;
+    use log_format::crc::crc32;
 
     use super::*;
 
@@ -306,7 +302,7 @@ mod tests {
             let mut cut = Vec::new();
             loop {
                 match assembly.cut() {
-                    Cut::Chunk(chunk) => cut.extend_from_slice(&chunk.bytes),
+                    Cut::Chunk(chunk) => cut.extend_from_slice(&chunk.bytes.to_bytes()),
                     Cut::NeedBytes => {
                         assembly.push(Bytes::copy_from_slice(blocks.next().expect("more bytes")))
                     }
@@ -320,14 +316,25 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_inside_one_block_is_not_copied() {
+    fn nothing_is_copied() {
         let bytes = Bytes::from([chunk(0, 1, b"abc"), chunk(1, 1, b"def")].concat());
-        let mut assembly = Assembly::new(fragment(2, &bytes), DATA_START, 0, true);
-        assembly.push(bytes.clone());
-        let Cut::Chunk(first) = assembly.cut() else {
-            panic!("no chunk")
-        };
-        assert_eq!(first.bytes.as_ptr(), bytes.as_ptr());
+        let end_of_first = bytes.len() / 2;
+        for split in [bytes.len(), end_of_first, end_of_first - 5, 10] {
+            let mut assembly = Assembly::new(fragment(2, &bytes), DATA_START, 0, true);
+            assembly.push(bytes.slice(..split));
+            assembly.push(bytes.slice(split..));
+            let Cut::Chunk(first) = assembly.cut() else {
+                panic!("no chunk")
+            };
+            let Cut::Chunk(second) = assembly.cut() else {
+                panic!("no chunk")
+            };
+            let mut at = bytes.as_ptr();
+            for part in first.bytes.iter().chain(second.bytes.iter()) {
+                assert_eq!(part.as_ptr(), at, "split at {split}");
+                at = at.wrapping_add(part.len());
+            }
+        }
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What the read machine wants done, as a closed set, and what it hands over.
 
-use bytes::Bytes;
 use log_format::chunk::ChunkHeader;
 use log_format::manifest::Kind;
+
+use super::parts::Parts;
 
 /// One fragment of the manifest snapshot that the machine reads from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub struct Chunk {
     /// Where it starts in its fragment object.
     pub position: u64,
     /// Header, filter, data, trailer.
-    pub bytes: Bytes,
+    pub bytes: Parts,
 }
 
 /// Why a reader gave up; final.

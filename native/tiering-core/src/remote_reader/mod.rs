@@ -20,6 +20,7 @@ mod effect;
 mod event;
 pub mod invariants;
 mod pace;
+mod parts;
 mod placing;
 mod ranges;
 mod ready_queue;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use effect::{Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
 pub use event::{Event, ManifestView, Start};
+pub use parts::Parts;
 pub use ready_queue::{ReadOutcome, ReadyQueue};
 pub use settings::{Counters, Settings};
 

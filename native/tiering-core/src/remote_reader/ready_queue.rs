@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
 use log_format::chunk::ChunkHeader;
 
 use super::effect::{Chunk, FailureKind, Finish};
+use super::parts::Parts;
 
 /// Answer to one read of a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum ReadOutcome {
         /// Where it starts in its fragment object.
         position: u64,
         /// The whole chunk: 48-byte header, filter, data, trailer.
-        bytes: Bytes,
+        bytes: Parts,
     },
     /// Nothing to hand over yet. If it is the store that is waited for, one wake-up follows.
     Wait,
@@ -147,6 +147,7 @@ impl ReadyQueue {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use log_format::chunk::ChunkType;
 
     use super::*;
@@ -167,7 +168,7 @@ mod tests {
         Chunk {
             header,
             position: 8,
-            bytes: Bytes::copy_from_slice(&header.encode()),
+            bytes: Bytes::copy_from_slice(&header.encode()).into(),
         }
     }
 

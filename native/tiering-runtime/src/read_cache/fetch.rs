@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::flights::Landing;
 use super::{BLOCK_BYTES, Inner, Part, PartKey};
+use crate::buffer_pool::PooledBuffer;
 use crate::remote_tier::{RangeSink, StoreError, StoreErrorKind};
 
 /// Longest time between two blocks of an answer. A store that goes silent is noticed by its client before; this is for one
@@ -83,7 +84,8 @@ async fn fetch_blocks(inner: Arc<Inner>, keys: Vec<PartKey>, landing: Landing) {
         inner: Arc::clone(&inner),
         keys: keys.into_iter(),
         landing,
-        block: BytesMut::new(),
+        block: None,
+        filled_bytes: 0,
         landed: Arc::new(AtomicU64::new(0)),
     };
     let landed = Arc::clone(&cutter.landed);
@@ -110,12 +112,14 @@ async fn fetch_blocks(inner: Arc<Inner>, keys: Vec<PartKey>, landing: Landing) {
     }
 }
 
-/// Cuts an answer into blocks as it comes. Each block has memory of its own, so that one that is pushed out is gone.
+/// Cuts an answer into blocks as it comes. Each block has memory of its own, which goes back to the pool when it is pushed
+/// out and nobody reads it any more.
 struct Cutter {
     inner: Arc<Inner>,
     keys: std::vec::IntoIter<PartKey>,
     landing: Landing,
-    block: BytesMut,
+    block: Option<PooledBuffer>,
+    filled_bytes: usize,
     landed: Arc<AtomicU64>,
 }
 
@@ -132,9 +136,11 @@ impl Cutter {
 
     /// The answer is complete: the object ends here, or all blocks are here.
     fn end(mut self) {
-        if !self.block.is_empty() {
-            let bytes = Bytes::copy_from_slice(&self.block);
-            self.land(bytes);
+        if let Some(block) = self.block.take()
+            && self.filled_bytes > 0
+        {
+            // No more memory than bytes: it is counted by them.
+            self.land(Bytes::copy_from_slice(&block[..self.filled_bytes]));
         }
         let text = "the range is outside of the object";
         self.landing
@@ -145,16 +151,20 @@ impl Cutter {
 impl RangeSink for Cutter {
     fn push(&mut self, mut bytes: Bytes) {
         self.inner.stats.read_fetched_bytes.add(bytes.len() as u64);
-        let block_bytes = BLOCK_BYTES as usize;
         while !bytes.is_empty() && self.landing.owed() > 0 {
-            if self.block.capacity() == 0 {
-                self.block.reserve(block_bytes);
-            }
-            let length = bytes.len().min(block_bytes - self.block.len());
-            self.block.extend_from_slice(&bytes.split_to(length));
-            if self.block.len() == block_bytes {
-                let block = std::mem::take(&mut self.block);
-                self.land(block.freeze());
+            let mut block = match self.block.take() {
+                Some(block) => block,
+                None => self.inner.pool.take(),
+            };
+            let length = bytes.len().min(block.len() - self.filled_bytes);
+            let end = self.filled_bytes + length;
+            block[self.filled_bytes..end].copy_from_slice(&bytes.split_to(length));
+            if end == block.len() {
+                self.filled_bytes = 0;
+                self.land(block.freeze(end));
+            } else {
+                self.filled_bytes = end;
+                self.block = Some(block);
             }
         }
     }

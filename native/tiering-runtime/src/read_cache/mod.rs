@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
+use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
 use crate::remote_tier::{RemoteTier, StoreError, StoreErrorKind};
 use crate::stats::Stats;
 
@@ -33,13 +34,17 @@ use store::Store;
 
 /// Length of every block but an object's last. Small enough that a single record costs little, large enough that the
 /// bookkeeping of a block is nothing beside its bytes.
-pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
+pub(crate) const BLOCK_BYTES: u64 = BUFFER_BYTES as u64;
 
 /// Requests of all readers together. Who has to wait for its turn waits in order; that is no fault of the store.
 const REQUESTS_MAX: usize = 256;
 
 /// The share of the cache's memory that is kept for indexes and groups, which are small and decide how fast a reader attaches.
 const LOOKUPS_SHARE: u64 = 8;
+
+/// The share of the cache's memory that may wait empty for the next block, and the most that may (16 MiB).
+const IDLE_SHARE: u64 = 16;
+const IDLE_BLOCKS_MAX: u64 = 64;
 
 /// A group has some thousand entries of 34 bytes; a larger object is not a group.
 const GROUP_BYTES_MAX: u64 = 16 << 20;
@@ -78,6 +83,8 @@ struct Inner {
     tier: Arc<dyn RemoteTier>,
     disk: Option<Disk>,
     requests: Semaphore,
+    /// Memory of blocks that were pushed out, for those that come: a fresh one costs more than all else that is done to it.
+    pool: Arc<BufferPool>,
     stats: Arc<Stats>,
 }
 
@@ -114,6 +121,7 @@ impl ReadCache {
                 tier,
                 disk: disk.map(|(path, bytes)| Disk::new(path, bytes, Arc::clone(&stats))),
                 requests: Semaphore::new(REQUESTS_MAX),
+                pool: Arc::new(BufferPool::keeping(idle_blocks(capacity_bytes))),
                 stats,
             }),
         }
@@ -301,7 +309,18 @@ impl ReadCache {
 
 const fn split(capacity_bytes: u64) -> (u64, u64) {
     let lookups = capacity_bytes / LOOKUPS_SHARE;
-    (capacity_bytes - lookups, lookups)
+    let idle = idle_blocks(capacity_bytes) as u64 * BLOCK_BYTES;
+    (capacity_bytes - lookups - idle, lookups)
+}
+
+/// Blocks whose memory is kept while nothing is in it, of the cache's own part.
+const fn idle_blocks(capacity_bytes: u64) -> usize {
+    let share = capacity_bytes / IDLE_SHARE / BLOCK_BYTES;
+    if share < IDLE_BLOCKS_MAX {
+        share as usize
+    } else {
+        IDLE_BLOCKS_MAX as usize
+    }
 }
 
 enum Piece {

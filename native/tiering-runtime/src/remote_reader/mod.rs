@@ -12,6 +12,6 @@ mod memory;
 mod tests;
 
 pub use handle::{ReaderHandle, Wake};
-pub use tiering_core::remote_reader::{FailureKind, ReadOutcome, Start};
+pub use tiering_core::remote_reader::{FailureKind, Parts, ReadOutcome, Start};
 
 pub(crate) use memory::ReadMemory;

@@ -128,7 +128,7 @@ impl Reader {
     fn take(&mut self) -> ReadOutcome {
         loop {
             match self.handle.read(u64::MAX) {
-                ReadOutcome::Chunk { bytes, .. } => self.read.push(bytes),
+                ReadOutcome::Chunk { bytes, .. } => self.read.push(bytes.to_bytes()),
                 outcome => {
                     self.waits += usize::from(outcome == ReadOutcome::Wait);
                     return outcome;
@@ -268,7 +268,7 @@ fn a_chunk_that_is_not_committed_here_is_held_back() {
     loop {
         match reader.handle.read(4) {
             ReadOutcome::Chunk { header, bytes, .. } => {
-                reader.read.push(bytes);
+                reader.read.push(bytes.to_bytes());
                 if header.chunk_id == 4 {
                     break;
                 }

@@ -79,7 +79,9 @@ fn run_by_chance(
             0 => {
                 for _ in 0..=chance.below(3) {
                     match run.queue.take(u64::MAX) {
-                        ReadOutcome::Chunk { bytes, .. } => run.delivered.push_back(bytes),
+                        ReadOutcome::Chunk { bytes, .. } => {
+                            run.delivered.push_back(bytes.to_bytes())
+                        }
                         ReadOutcome::Wait => break,
                         outcome => return outcome,
                     }

@@ -468,7 +468,7 @@ impl Run {
     pub fn consume(&mut self) -> ReadOutcome {
         loop {
             match self.queue.take(u64::MAX) {
-                ReadOutcome::Chunk { bytes, .. } => self.delivered.push_back(bytes),
+                ReadOutcome::Chunk { bytes, .. } => self.delivered.push_back(bytes.to_bytes()),
                 outcome => {
                     self.report_consumed();
                     return outcome;
