@@ -3,8 +3,8 @@
 The policy key `stream-target-group-size`: how many members a stream should have. RabbitMQ has
 `target-group-size`, and lets no policy that holds it apply to a stream.
 
-Owns the key's check, its reading, and the handler that tells the reconciler when any policy has
-changed. The handler runs in RabbitMQ's event manager and goes with the process that it tells.
+Owns the key's check, its reading, and the handler that tells the reconcilers when any policy has
+changed: RabbitMQ says so only on the node that was asked to change it. The handler runs in RabbitMQ's event manager and goes with the process that it tells.
 """.
 
 -behaviour(rabbit_policy_validator).
@@ -71,8 +71,10 @@ init(Reconciler) ->
 handle_event(Event, Reconciler) ->
     ok =
         case is_of_policies(Event) of
-            {true, Type} -> rabbitmq_stream_s3_membership_reconciliation:trigger(Reconciler, Type);
-            false -> ok
+            {true, Type} ->
+                rabbitmq_stream_s3_membership_reconciliation:trigger_everywhere(Reconciler, Type);
+            false ->
+                ok
         end,
     {ok, Reconciler}.
 

@@ -14,7 +14,7 @@ in a task, because cluster and coordinator may take their time; one at a time.
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/0, trigger/1, trigger/2]).
+-export([start_link/0, trigger/1, trigger_everywhere/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -record(state, {
@@ -39,15 +39,17 @@ in a task, because cluster and coordinator may take their time; one at a time.
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
--doc "As trigger/2, for whoever does not know whether it is enabled.".
+-doc "Something has happened that may ask for another member here. Not enabled: nothing comes of it.".
 -spec trigger(term()) -> ok.
 trigger(Reason) ->
     gen_server:cast(?MODULE, {trigger, Reason}).
 
--doc "Something has happened that may ask for another member.".
--spec trigger(pid(), term()) -> ok.
-trigger(Server, Reason) ->
-    gen_server:cast(Server, {trigger, Reason}).
+-doc "As trigger/1 for this server, and on all nodes that are connected now.".
+-spec trigger_everywhere(pid(), term()) -> ok.
+trigger_everywhere(Server, Reason) ->
+    ok = gen_server:cast(Server, {trigger, Reason}),
+    abcast = gen_server:abcast(nodes(), ?MODULE, {trigger, Reason}),
+    ok.
 
 -spec init([]) -> {ok, #state{}} | ignore.
 init([]) ->

@@ -4,6 +4,8 @@ Each test proves by the request log of the S3 server, and by a counter, that its
 """
 
 import concurrent.futures
+import os
+import pathlib
 
 import pytest
 
@@ -18,6 +20,10 @@ from stream_s3_e2e.wait import wait_until
 
 SEGMENT = 4_000_000
 READERS = 10
+# Consumers that attach and are killed, and how many of them by one call.
+KILLED, KILLED_AT_ONCE = 10_000, 1_000
+# What memory may have grown by after all of them: far below what one of them in ten would hold.
+GROWTH_BYTES_MAX = 64_000_000
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +132,69 @@ def test_whoever_reads_the_tail_fetches_nothing(broker, s3, stream_name):
     assert broker.segments(stream_name)[0][0] > 10, "the beginning is only in S3"
     assert told(fetched(broker, s3, stream_name, since)) == []
     assert broker.counter("read_ranges") == started
+
+
+def attach_and_kill(broker, stream, count):
+    """So many consumers in turn: every second one is killed when it has its first chunk, the others while they attach."""
+    done = broker.rpc(
+        f"""begin
+        {{ok, Queue}} = rabbit_amqqueue:lookup(<<"{stream}">>, <<"/">>),
+        Member = amqqueue:get_pid(Queue),
+        Options = #{{transport => tcp, chunk_selector => user_data}},
+        Read = fun Read(Log) ->
+            case osiris_log:chunk_iterator(Log, 1, undefined) of
+                {{ok, #{{chunk_id := 0}}, _, _}} -> ok;
+                {{end_of_stream, Next}} -> receive _ -> Read(Next) end
+            end
+        end,
+        Attach = fun(Parent) ->
+            {{ok, Log}} = osiris:init_reader(Member, first, {{attach_and_kill, []}}, Options),
+            Parent ! attached,
+            ok = Read(Log),
+            Parent ! has_read,
+            receive never -> ok end
+        end,
+        lists:foreach(
+            fun(Number) ->
+                Parent = self(),
+                {{Pid, Monitor}} = spawn_monitor(fun() -> Attach(Parent) end),
+                receive attached -> ok after 30000 -> exit(not_attached) end,
+                _ = Number rem 2 =:= 0 andalso receive has_read -> ok after 30000 -> exit(not_read) end,
+                true = exit(Pid, kill),
+                receive {{'DOWN', Monitor, process, Pid, killed}} -> ok end
+            end,
+            lists:seq(1, {count})
+        ),
+        true = osiris_counters:delete(attach_and_kill) =:= ok,
+        killed
+        end."""
+    )
+    assert done == "killed", done
+
+
+def held(broker):
+    """What a process can leave behind: descriptors, threads, bytes."""
+    process = pathlib.Path(f"/proc/{broker.pid}")
+    resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return len(os.listdir(process / "fd")), len(os.listdir(process / "task")), resident
+
+
+def test_ten_thousand_consumers_that_are_killed_leave_nothing(broker, s3, stream_name):
+    tiered(broker, stream_name, 1_200, 20_000)
+    served = broker.counter("chunks_served_remote")
+    attach_and_kill(broker, stream_name, KILLED_AT_ONCE)
+    before = held(broker)
+    for _ in range(KILLED // KILLED_AT_ONCE):
+        attach_and_kill(broker, stream_name, KILLED_AT_ONCE)
+    wait_until(lambda: broker.counter("remote_readers") == 0, 10, "no reader left")
+    wait_until(lambda: broker.counter("read_memory_reserved_bytes") == 0, 10, "memory is given back")
+    assert broker.counter("readers_waiting_for_memory") == 0
+    descriptors, threads, resident = (after - was for after, was in zip(held(broker), before))
+    # Connections to S3 come and go with what is fetched; threads that block come and go, too.
+    assert descriptors < 20 and threads < 20, (descriptors, threads)
+    assert resident < GROWTH_BYTES_MAX, f"{resident} bytes more"
+    assert broker.counter("chunks_served_remote") - served >= KILLED / 2
+    read_all(broker, stream_name, 1_200, 20_000, 5)
 
 
 def test_damage_that_stays_is_told_and_never_served(broker, s3, stream_name):

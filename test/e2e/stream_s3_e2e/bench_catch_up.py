@@ -17,6 +17,8 @@ from .tiered import TieredBroker
 
 STREAM, RECORD_BYTES, SEGMENT_BYTES, MANY = "history", 1_000, 64_000_000, 32
 PART_BYTES = 4 << 20
+# A history that fits into the cache would be read from there. Half of this is the cache's.
+READ_MEMORY_BYTES = 512_000_000
 SLOW = {"operation": "GetObject", "delay_ms": 100, "rate_bytes_per_s": 40_000_000}
 SLOW_NAME = "100 ms and 40 MB/s per connection"
 
@@ -30,7 +32,8 @@ def main():
     parser.add_argument("--attaches", type=int, default=30)
     options = parser.parse_args()
     with S3Test("bench", program=test_server()) as s3:
-        brokers = {"S3": TieredBroker(options.run / "tiered", s3, name="tiered"), "disk": Broker(options.run / "stock", "stock")}
+        tiered = TieredBroker(options.run / "tiered", s3, name="tiered", read_memory=READ_MEMORY_BYTES)
+        brokers = {"S3": tiered, "disk": Broker(options.run / "stock", "stock")}
         try:
             history = History(s3, brokers, options.records)
             history.catch_up("", options.rounds)
@@ -112,9 +115,11 @@ class History:
     def attach(self, where, attaches, rounds=3):
         """The first record at random offsets: at the tail (local in both), and in what only S3 has."""
         draw = random.Random(1)
+        # Far from each other and from what was read last: nothing of it is in the cache.
+        cold = draw.sample(range(0, self.until * 3 // 5, self.until * 3 // 5 // (attaches * rounds)), attaches * rounds)
         places = {
             "at the tail": ("S3", lambda: self.records - 1 - draw.randrange(1_000)),
-            "in S3": ("S3", lambda: draw.randrange(self.until)),
+            "in S3": ("S3", cold.pop),
             "on disk, stock broker": ("disk", lambda: draw.randrange(self.until)),
         }
         seen = {place: ([], []) for place in places}
@@ -122,8 +127,9 @@ class History:
             for place, (tier, offset) in places.items():
                 times = []
                 for _ in range(attaches):
-                    start = offset()
+                    start, last = offset(), self.s3.last_id()
                     times.append(self.read(tier, start, start + 1)[0]["first_s"] * 1e3)
+                    assert place != "in S3" or self.s3.log(operation="GetObject", after=last), f"{start} came from the cache"
                 seen[place][0].append(percentile(times, 50))
                 seen[place][1].append(percentile(times, 99))
         base = seen.pop("on disk, stock broker")
