@@ -17,6 +17,15 @@ CACHE = pathlib.Path(
 KEY = subprocess.run(["cksum"], input=str(TOP).encode(), stdout=subprocess.PIPE, check=True).stdout.split()[0].decode()
 
 
+# What takes minutes begins first, so that two workers end at about the same time.
+LONG = ["test_outage", "test_kill", "test_bad_input", "test_cluster_changes", "test_cluster_faults", "test_lost_tail"]
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take long come first; tests of a file keep their order."""
+    items.sort(key=lambda item: LONG.index(item.module.__name__) if item.module.__name__ in LONG else len(LONG))
+
+
 def run_folder(name):
     """A fresh run folder of this checkout, and its lock; what a cut-off run left in it is ended first.
 

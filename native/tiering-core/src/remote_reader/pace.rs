@@ -5,7 +5,9 @@
 //! A reader starts with one request, so that reading one record costs one. It goes on in *rounds*: as many ranges as there may
 //! be at once have come, and enough time has passed for a rate to mean something. While the consumer has to wait, each round
 //! doubles the number as long as that brings an eighth more; the first doubling that does not is taken back, and tried again
-//! after a while, because the store or the line may have become better. A consumer that is slower than what comes needs less.
+//! after a while, because the store or the line may have become better. Where doubling brings nearly twice as much, two
+//! doublings are made at once: far from the end of the line each round is a round trip lost. A consumer that is slower than
+//! what comes needs less.
 //!
 //! What this is for: one connection to S3 gives perhaps 40 MB/s after a first byte that takes 100 ms, so a range of 4 MiB takes
 //! 0.1 s + 4.2 MB / 40 MB/s = 0.2 s and brings 20 MB/s. 500 MB/s need 25 of them: 105 MB on their way (rate times delay). The
@@ -20,10 +22,13 @@ const ROUNDS_SETTLED: u32 = 16;
 /// Rounds in which the consumer always had something, after which less is asked for at once.
 const ROUNDS_SATED: u32 = 4;
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Search {
-    /// The number was doubled; `before` is what the round before brought with half of it.
-    Doubled { before_bytes_per_s: u64 },
+    /// There were fewer before, which brought so much.
+    Grown {
+        before_depth: usize,
+        before_bytes_per_s: u64,
+    },
     /// For so many more rounds the number stays.
     Settled { rounds: u32 },
 }
@@ -127,30 +132,47 @@ impl Pace {
     }
 
     fn judge(&mut self, bytes_per_s: u64) {
-        match &mut self.search {
-            Search::Doubled { before_bytes_per_s }
-                if bytes_per_s < before_bytes_per_s.saturating_add(*before_bytes_per_s / 8) =>
-            {
-                self.depth = (self.depth / 2).max(1);
-                self.search = Search::Settled {
-                    rounds: ROUNDS_SETTLED,
-                };
-            }
-            Search::Settled { rounds } if *rounds > 0 => *rounds -= 1,
-            Search::Doubled { .. } | Search::Settled { .. } => {
-                let doubled = (self.depth * 2).min(self.max_depth);
-                self.search = if doubled > self.depth {
-                    Search::Doubled {
-                        before_bytes_per_s: bytes_per_s,
-                    }
+        match self.search {
+            Search::Grown {
+                before_depth,
+                before_bytes_per_s,
+            } => {
+                let growth = (self.depth / before_depth.max(1)).max(2);
+                let doublings = u64::from(growth.ilog2());
+                let enough = before_bytes_per_s.saturating_add(before_bytes_per_s / 8 * doublings);
+                let nearly_all = before_bytes_per_s.saturating_mul(growth as u64) / 8 * 7;
+                if bytes_per_s >= enough {
+                    self.grow(bytes_per_s, if bytes_per_s >= nearly_all { 4 } else { 2 });
+                } else if doublings > 1 {
+                    // The first of them may have been worth it.
+                    self.depth /= 2;
                 } else {
-                    Search::Settled {
-                        rounds: ROUNDS_SETTLED,
-                    }
-                };
-                self.depth = doubled;
+                    self.depth = before_depth;
+                    self.settle();
+                }
             }
+            Search::Settled { rounds: 0 } => self.grow(bytes_per_s, 2),
+            Search::Settled { rounds } => self.search = Search::Settled { rounds: rounds - 1 },
         }
+    }
+
+    fn grow(&mut self, bytes_per_s: u64, factor: usize) {
+        let before_depth = self.depth;
+        self.depth = (before_depth * factor).min(self.max_depth);
+        if self.depth > before_depth {
+            self.search = Search::Grown {
+                before_depth,
+                before_bytes_per_s: bytes_per_s,
+            };
+        } else {
+            self.settle();
+        }
+    }
+
+    const fn settle(&mut self) {
+        self.search = Search::Settled {
+            rounds: ROUNDS_SETTLED,
+        };
     }
 
     fn sated(&mut self) {
@@ -192,8 +214,12 @@ mod tests {
         let mut pace = Pace::new(32);
         assert_eq!(pace.depth(), 1);
         // 100 ms to the first byte and 40 MB/s: 205 ms a range; the line itself is no limit.
-        run(&mut pace, 6, 205, u64::MAX, true);
-        assert_eq!(pace.depth(), 32);
+        let mut depths = Vec::new();
+        for _ in 0..3 {
+            run(&mut pace, 1, 205, u64::MAX, true);
+            depths.push(pace.depth());
+        }
+        assert_eq!(depths, [2, 8, 32]);
         let bytes_per_s = 32 * RANGE_BYTES * 1000 / 205;
         assert!(bytes_per_s > 500_000_000, "{bytes_per_s}");
     }
@@ -201,8 +227,14 @@ mod tests {
     #[test]
     fn a_line_that_is_full_is_not_asked_for_more() {
         let mut pace = Pace::new(32);
-        // Two ranges at once fill it.
-        run(&mut pace, 12, 100, 2 * RANGE_BYTES / 100, true);
+        // Two ranges at once fill it: the first doubling brings all that it can, the next two bring nothing.
+        let mut depths = Vec::new();
+        for _ in 0..4 {
+            run(&mut pace, 1, 100, 2 * RANGE_BYTES / 100, true);
+            depths.push(pace.depth());
+        }
+        assert_eq!(depths, [2, 8, 4, 2]);
+        run(&mut pace, 8, 100, 2 * RANGE_BYTES / 100, true);
         assert_eq!(pace.depth(), 2);
         // It tries again after a while, and takes it back again.
         let mut deepest = 0;

@@ -29,6 +29,7 @@ struct Outcome {
     most_bytes: u64,
     /// Of the second half.
     most_bytes_late: u64,
+    deepest_late: usize,
     requests: u64,
 }
 
@@ -95,6 +96,7 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
         deepest: 0,
         most_bytes: 0,
         most_bytes_late: 0,
+        deepest_late: 0,
         requests: 0,
     };
     let mut in_flight = 0;
@@ -156,6 +158,7 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
         outcome.most_bytes = outcome.most_bytes.max(reader.outstanding_bytes());
         if read_bytes > total_bytes / 2 {
             outcome.most_bytes_late = outcome.most_bytes_late.max(reader.outstanding_bytes());
+            outcome.deepest_late = outcome.deepest_late.max(in_flight);
         }
         let ((at_ms, _), event) = events.pop_first().expect("it goes on");
         now_ms = at_ms;
@@ -205,7 +208,12 @@ fn a_line_that_a_few_connections_fill_gets_a_few() {
         10_000_000,
     );
     assert!(outcome.bytes_per_s > 85_000_000, "{}", outcome.bytes_per_s);
-    assert!(outcome.deepest <= 8, "{} requests at once", outcome.deepest);
+    // The search may go past it, in front of a line that it does not know.
+    let (deepest, late) = (outcome.deepest, outcome.deepest_late);
+    assert!(
+        deepest <= 16 && late <= 8,
+        "{deepest}, later {late} requests at once"
+    );
 }
 
 #[test]
