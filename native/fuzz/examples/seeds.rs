@@ -11,6 +11,7 @@ use log_format::index::IndexRecord;
 use log_format::key::{KeySpace, Object};
 use log_format::manifest::{Entry, Group, Kind, Root};
 use log_format::segment;
+use tiering_core::manifest::follow;
 
 fn save(target: &str, name: &str, bytes: impl AsRef<[u8]>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -284,10 +285,48 @@ fn remote(group: &[u8]) {
     );
 }
 
+/// Edits of the root that the target knows: ten fragments of one record and one byte each.
+fn edits() {
+    let fragment = |offset: u64| Entry {
+        first_timestamp_ms: 1,
+        last_timestamp_ms: 1,
+        ..entry(offset, Kind::Fragment, 1, 1)
+    };
+    let of = |range: std::ops::Range<u64>| Root {
+        first_offset: range.start,
+        next_offset: range.end,
+        first_timestamp_ms: 1,
+        first_last_timestamp_ms: 1,
+        total_size_bytes: u128::from(range.end - range.start),
+        entries: range.map(fragment).collect(),
+    };
+    let known = of(0..10);
+    let mut grouped = of(0..12);
+    grouped.entries.drain(2..6);
+    grouped.entries[1].kind = Kind::Group;
+    grouped.entries[1].size_bytes = 0;
+    assert_eq!(grouped.check(), Ok(()));
+    for (name, root) in [
+        ("append", of(0..11)),
+        ("both_ends", of(3..12)),
+        ("group", grouped),
+        ("nothing_left", Root::empty_at(10)),
+        ("no_change", known.clone()),
+    ] {
+        save("edit", name, follow::between(&known, &root).unwrap());
+    }
+    let append = follow::between(&known, &of(0..11)).unwrap();
+    save("edit", "truncated", &append[..append.len() - 1]);
+    let mut checksum = append;
+    checksum[50] ^= 1;
+    save("edit", "checksum", checksum);
+}
+
 fn main() {
     chunks();
     names();
     fragments();
     let group = manifests();
+    edits();
     remote(&group);
 }

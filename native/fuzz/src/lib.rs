@@ -25,6 +25,7 @@ pub const TARGETS: &[Target] = &[
     target("fragment_index", records::fragment_index),
     target("root", records::root),
     target("group", records::group),
+    target("edit", records::edit),
     target("key", records::key),
     target("checksum_text", records::checksum_text),
     target("remote_reader", remote::remote_reader),

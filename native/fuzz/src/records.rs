@@ -4,8 +4,10 @@ use log_format::chunk::{self, ChunkHeader, EntryKind};
 use log_format::fragment::{self, FragmentIndexRecord};
 use log_format::index::{self, IndexRecord};
 use log_format::key::KeySpace;
-use log_format::manifest::{Entry, Group, Kind, Root};
+use log_format::manifest::{ENTRY_BYTES, Entry, Group, Kind, MAX_EDIT_BYTES, Root, RootEdit};
 use log_format::{crc, segment};
+use tiering_core::manifest::follow;
+use tiering_core::replica_reader::Pointer;
 
 pub(crate) fn chunk_header(bytes: &[u8]) {
     let Ok(header) = ChunkHeader::decode(bytes) else {
@@ -143,6 +145,49 @@ pub(crate) fn group(bytes: &[u8]) {
         Kind::MegaGroup,
     ] {
         assert!(other == kind || Group::decode(other, bytes).is_err());
+    }
+}
+
+/// An edit of a root of ten fragments. Whatever it says, what comes out is a root, and the one that it says.
+pub(crate) fn edit(bytes: &[u8]) {
+    let Ok(edit) = RootEdit::decode(bytes) else {
+        return;
+    };
+    assert_eq!(edit.encode(), bytes, "an edit has one encoding");
+    assert_eq!(edit.encoded_bytes(), bytes.len());
+    assert!(bytes.len() <= MAX_EDIT_BYTES);
+    let changes = &edit.changes;
+    assert!(changes.iter().all(|change| ascending(&change.entries)));
+    let entries = (0..10).map(|number| Entry {
+        first_offset: number,
+        first_timestamp_ms: 1,
+        last_timestamp_ms: 1,
+        kind: Kind::Fragment,
+        size_bytes: 1,
+        uid: 1,
+    });
+    let known = Root {
+        next_offset: 10,
+        total_size_bytes: 10,
+        first_timestamp_ms: 1,
+        first_last_timestamp_ms: 1,
+        entries: entries.collect(),
+        ..Root::empty_at(0)
+    };
+    let [from, to] = [1, 2].map(|revision| Pointer {
+        epoch: 1,
+        uid: 1,
+        revision,
+    });
+    if let Ok(result) = follow::follow(Some((from, &known)), from, to, bytes) {
+        assert_eq!(result.check(), Ok(()));
+        assert_eq!(crc::crc32(&result.encode()), edit.root_crc);
+        let most = known.entries.len() + bytes.len() / ENTRY_BYTES;
+        assert!(result.entries.len() <= most);
+        if let Some(bytes) = follow::between(&known, &result) {
+            let again = follow::follow(Some((from, &known)), from, to, &bytes);
+            assert_eq!(again, Ok(result));
+        }
     }
 }
 

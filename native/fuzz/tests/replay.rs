@@ -62,6 +62,6 @@ macro_rules! replays {
 }
 
 replays! {
-    chunk_header chunk_entries index_record segment_name fragment_header fragment_index root group key checksum_text
+    chunk_header chunk_entries index_record segment_name fragment_header fragment_index root group edit key checksum_text
     remote_reader
 }

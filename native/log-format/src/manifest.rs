@@ -1,6 +1,6 @@
 //! Manifests: which offsets are durable in the bucket, and in which objects.
 //!
-//! A root, or a [`Group`] of entries taken out of it:
+//! A root, or a [`Group`] of entries taken out of it (what leads from one root to the next is a [`RootEdit`]):
 //!
 //! ```text
 //! 0   4   magic "OSIR" root; "OSIG", "OSIK", "OSIM" group, kilo-group, mega-group
@@ -21,8 +21,10 @@
 //!
 //! An entry ends where the next one begins, the last one at the next offset: a manifest has no holes.
 
+mod edit;
 mod group;
 
+pub use edit::{Change, MAX_EDIT_BYTES, RootEdit};
 pub use group::Group;
 
 use crate::bytes::{array, i64_at, u8_at, u32_at, u64_at};
@@ -129,6 +131,9 @@ pub enum RootError {
     /// A version that we do not know; never to be taken for an empty manifest.
     #[error("unknown manifest version {0}")]
     Version(u32),
+    /// An edit of more than [`MAX_EDIT_BYTES`].
+    #[error("edit of {0} bytes is longer than one may be")]
+    TooLong(usize),
     /// The bits in front of the total size are not zero.
     #[error("manifest's total size does not fit 70 bits")]
     TotalSize,

@@ -4,6 +4,7 @@
 
 pub mod cut_back;
 pub mod edit;
+pub mod follow;
 pub mod invariants;
 pub mod rebalance;
 pub mod retention;

@@ -6,6 +6,7 @@ use log_format::manifest::MAX_ENTRY_SIZE_BYTES;
 use proptest::prelude::*;
 
 use super::*;
+use crate::manifest::cut_back::CutBack;
 use crate::manifest::edit::{self, tests::plan};
 use crate::manifest::{invariants, rebalance};
 
@@ -138,6 +139,19 @@ impl Forest {
             let durable = self.root.next_offset;
             self.retain(bytes(left), None, durable);
         }
+    }
+
+    /// The log ends at `next_offset` now.
+    pub(crate) fn cut_back(&mut self, next_offset: u64) {
+        let mut cut = CutBack::new(&self.root, next_offset);
+        self.root = loop {
+            match cut.step() {
+                Ok(root) => break root,
+                Err(group) => cut.open(&self.group(group.uid)).unwrap(),
+            }
+        };
+        self.flat = self.leaves();
+        self.cache = LeadingGroups::default();
     }
 
     /// The fragments that the tree holds, from its first offset on.
