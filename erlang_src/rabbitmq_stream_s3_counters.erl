@@ -35,7 +35,13 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {membership_rounds, 18, counter, "Rounds of membership reconciliation"},
     {membership_replicas_added, 19, counter, "Replicas of streams added by it"},
     {membership_replicas_removed, 20, counter, "Replicas on nodes that are gone removed by it"},
-    {membership_changes_refused, 21, counter, "Changes of members that RabbitMQ refused for now"}
+    {membership_changes_refused, 21, counter, "Changes of members that RabbitMQ refused for now"},
+    {manifest_edits_sent, 22, counter, "Edits of manifests sent to nodes with a replica"},
+    {manifest_edits_applied, 23, counter, "Edits of manifests that led to the next one here"},
+    {manifest_edits_unfitting, 24, counter,
+        "Edits that did not follow what was known here: the manifest is fetched"},
+    {manifest_edits_corrupt, 25, counter,
+        "Edits refused for what was in them: the manifest is fetched"}
 ]).
 
 -type name() :: atom().

@@ -13,9 +13,9 @@ The manifests that consumers are routed by live in the engine; each change here 
 writer's range is put here by its replica reader. Writers of rows call from their own process (the
 hook runs inside osiris and must not wait for ours).
 
-Streams that are written on another node: the writer's replica reader tells the pointer after every
-persist, and when asked, and it is resolved here (rabbitmq_stream_s3_manifest_resolver, which runs
-in this process).
+Streams that are written on another node: after every persist the writer's replica reader sends an
+edit, and tells the pointer that it leads to; when asked, the pointer alone. Where the edit does not
+lead there the pointer is resolved (rabbitmq_stream_s3_manifest_resolver, which runs in this process).
 A message may be lost, and a node without the plugin never sends one: the reconciler's round
 compares with the metadata store.
 """.
@@ -41,7 +41,7 @@ compares with the metadata store.
     update_retention/3,
     retention/2,
     members/0,
-    announce/3,
+    announce/4,
     ask_writer/1,
     published/2,
     look/0,
@@ -181,30 +181,45 @@ members() ->
     gen_server:call(?MODULE, members).
 
 -doc """
-Tells other nodes what the writer here has persisted. Waits for nobody: a node that is not connected
-or does not run the plugin hears nothing, and finds out by looking.
+Tells other nodes what the writer here has persisted, and what leads to it from the one before. Waits
+for nobody: a node that is not connected or does not run the plugin hears nothing, and finds out by
+looking.
 """.
--spec announce([node()], stream_id(), rabbitmq_stream_s3:range()) -> ok.
-announce(Nodes, StreamId, Range) ->
+-spec announce(
+    [node()], stream_id(), rabbitmq_stream_s3:range(), rabbitmq_stream_s3_nif:edit_from()
+) -> ok.
+announce(Nodes, StreamId, Range, Edit) ->
+    %% The edit first: to whom it leads there, the pointer is no news.
+    case edit(StreamId, Range, Edit) of
+        none -> ok;
+        Change -> rabbitmq_stream_s3_counters:add(manifest_edits_sent, tell(Nodes, Change))
+    end,
     case announcement(StreamId, Range) of
         none ->
             ok;
         Message ->
-            tell(Nodes, Message)
+            _ = tell(Nodes, Message),
+            ok
     end.
 
 -doc "Asks for an announcement, whichever node the writer is on. As lossy as that.".
 -spec ask_writer(stream_id()) -> ok.
 ask_writer(StreamId) ->
-    tell(nodes(), {pointer_wanted, StreamId, node()}).
+    _ = tell(nodes(), {pointer_wanted, StreamId, node()}),
+    ok.
 
+%% How many nodes it is on its way to.
 tell(Nodes, Message) ->
-    lists:foreach(
-        fun(Node) ->
-            _ = erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
-        end,
-        lists:delete(node(), Nodes)
-    ).
+    Sent = [
+        erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
+     || Node <- lists:delete(node(), Nodes)
+    ],
+    length([ok || ok <- Sent]).
+
+edit(StreamId, #{pointer := {_, _, _} = To, epoch := WriterEpoch}, {From, Edit}) ->
+    {manifest_edit, StreamId, From, To, WriterEpoch, Edit, node()};
+edit(_StreamId, _Range, none) ->
+    none.
 
 announcement(StreamId, #{pointer := {_Epoch, _Uid, _Revision} = Pointer, epoch := WriterEpoch}) ->
     {pointer_moved, StreamId, Pointer, WriterEpoch, node()};
@@ -270,6 +285,8 @@ handle_cast({update_retention, StreamId, Pid, Specs}, #state{members = Members} 
 handle_cast({pointer_moved, StreamId, Pointer, WriterEpoch, _WriterNode}, State) ->
     ok = rabbitmq_stream_s3_counters:add(pointer_moves_received),
     {noreply, resolver(announced, [StreamId, Pointer, WriterEpoch], State)};
+handle_cast({manifest_edit, StreamId, From, To, WriterEpoch, Edit, _WriterNode}, State) ->
+    {noreply, resolver(edited, [StreamId, From, To, WriterEpoch, Edit], State)};
 handle_cast({pointer_wanted, StreamId, Node}, State) ->
     case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
         undefined -> ok;

@@ -1,9 +1,10 @@
 -module(rabbitmq_stream_s3_manifest_resolver).
 -moduledoc """
-Brings the manifests of streams that are written on other nodes to this one: reads the pointer, has
-the root fetched and published natively, puts the row, lets local retention run. In this order: what
-is trimmed must be findable by then. Row and retention wait until the writer has told of that very
-manifest; after a start, and in each look, it is asked to.
+Brings the manifests of streams that are written on other nodes to this one. Usually by edits: one
+that leads on from what is known here is applied natively. Otherwise by a *sync*: reads the pointer,
+has the root fetched and published natively. Then puts the row, lets local retention run. In this
+order: what is trimmed must be findable by then. Row and retention wait until the writer has told of
+that very manifest; after a start, and in each look, it is asked to.
 
 Part of the state of rabbitmq_stream_s3_manifest_replica, in whose process it runs. Owns what is
 under way: tasks that talk to the metadata store, and native answers that are awaited; at most
@@ -19,6 +20,7 @@ rabbitmq_stream_s3_replica_context.
     update/3,
     remove/2,
     announced/4,
+    edited/6,
     taken_back/3,
     published/3,
     look/1,
@@ -37,7 +39,9 @@ rabbitmq_stream_s3_replica_context.
     info :: info(),
     context = rabbitmq_stream_s3_replica_context:new() :: rabbitmq_stream_s3_replica_context:t(),
     %% What is published, until the row says the same.
-    range :: rabbitmq_stream_s3:range() | undefined
+    range :: rabbitmq_stream_s3:range() | undefined,
+    %% Whether it has been told that an edit was damaged, and none has been applied since.
+    damage_told = false :: boolean()
 }).
 -record(resolver, {
     streams = #{} :: #{stream_id() => #stream{}},
@@ -92,6 +96,27 @@ announced(StreamId, Pointer, WriterEpoch, #resolver{streams = Streams} = R) ->
             run(confirm(StreamId, news(StreamId, News, R)));
         _ ->
             %% Also what a writer has said whose log this member's may not be any more.
+            R
+    end.
+
+-doc """
+The writer of this epoch sends what leads from one pointer to another. What it does not lead on from
+here changes nothing: the announcement behind it does.
+""".
+-spec edited(stream_id(), ?CONTEXT:pointer(), ?CONTEXT:pointer(), osiris:epoch(), binary(), t()) ->
+    t().
+edited(StreamId, From, To, WriterEpoch, Edit, #resolver{streams = Streams} = R) ->
+    case Streams of
+        #{StreamId := #stream{info = #{epoch := Epoch}} = Stream} when WriterEpoch >= Epoch ->
+            case ?CONTEXT:follows(From, To, Stream#stream.context) of
+                true ->
+                    Applied = apply_edit(StreamId, From, To, Edit),
+                    run(applied(StreamId, To, Applied, Stream, R));
+                false ->
+                    ok = rabbitmq_stream_s3_counters:add(manifest_edits_unfitting),
+                    R
+            end;
+        _ ->
             R
     end.
 
@@ -247,6 +272,27 @@ resolve(Ref, StreamId, What) ->
             {error, closed}
     end.
 
+apply_edit(StreamId, From, To, Edit) ->
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} ->
+            rabbitmq_stream_s3_nif:manifest_apply_edit(Engine, StreamId, From, To, Edit);
+        undefined ->
+            {error, closed, <<"no engine">>}
+    end.
+
+applied(StreamId, To, {ok, Range}, #stream{context = Context0} = Stream0, R) ->
+    ok = rabbitmq_stream_s3_counters:add(manifest_edits_applied),
+    Context = ?CONTEXT:followed(To, Context0),
+    Stream = Stream0#stream{context = Context, range = Range, damage_told = false},
+    confirm(StreamId, set(StreamId, Stream, R));
+applied(StreamId, _To, {error, corrupt, Text}, #stream{damage_told = Told} = Stream, R) ->
+    ok = rabbitmq_stream_s3_counters:add(manifest_edits_corrupt),
+    ok = log_damage(Told, StreamId, Text),
+    set(StreamId, Stream#stream{damage_told = true}, R);
+applied(_StreamId, _To, _NotWhatIsKnownThere, _Stream, R) ->
+    ok = rabbitmq_stream_s3_counters:add(manifest_edits_unfitting),
+    R.
+
 fetched(StreamId, {resolved, Range}, #resolver{streams = Streams} = R) ->
     #{StreamId := #stream{context = Context0} = Stream} = Streams,
     case ?CONTEXT:fetched(Context0) of
@@ -345,6 +391,16 @@ log_problem(StreamId, Kind, Text, Context) ->
         _ ->
             ?LOG_DEBUG("stream_s3: ~ts: ~ts: ~ts", [StreamId, Kind, Text], ?DOMAIN)
     end.
+
+%% Once, until one is applied again: whatever damages each of them says so with each persist.
+log_damage(true, _StreamId, _Text) ->
+    ok;
+log_damage(false, StreamId, Text) ->
+    ?LOG_WARNING(
+        "stream_s3: ~ts: a change of the manifest was not taken, the manifest is fetched: ~ts",
+        [StreamId, Text],
+        ?DOMAIN
+    ).
 
 log_recovered(StreamId, Context) ->
     case ?CONTEXT:failures(Context) > ?FAILURES_TOLD of

@@ -24,13 +24,14 @@
          manifest_range/2,
          manifest_await/4,
          manifest_resolve/5,
+         manifest_apply_edit/5,
          route/5]).
 -export([reader_open/5,
          reader_read/2,
          reader_close/1,
          chunk_entries/5]).
 
--export_type([engine/0, stream/0, reader/0, stream_id/0, push/0, data/0]).
+-export_type([engine/0, stream/0, reader/0, stream_id/0, push/0, edit_from/0, data/0]).
 
 -nifs([interface_version/0,
        engine_open/3,
@@ -50,6 +51,7 @@
        manifest_range/2,
        manifest_await/4,
        manifest_resolve/5,
+       manifest_apply_edit/5,
        route/5,
        reader_open/5,
        reader_read/2,
@@ -87,11 +89,12 @@
       pointer := pointer() | none}.
 -type pointer() ::
     {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
+-type edit_from() :: {From :: pointer(), Edit :: binary()} | none.
 -type push() ::
     read_pointer
     | write_anchor
     | {commit_pointer, non_neg_integer(), non_neg_integer(), non_neg_integer()}
-    | {range, range()}
+    | {range, range(), edit_from()}
     | {recovery, local_log_ahead | remote_tier_ahead, offset(), offset()}
     | {problem, atom(), text()}
     | {recovered, atom()}
@@ -222,6 +225,11 @@ manifest_await(_Engine, _Pid, _Ref, _StreamId) ->
 -spec manifest_resolve(engine(), pid(), reference(), stream_id(), pointer() | empty) ->
     ok | {error, closed} | bug().
 manifest_resolve(_Engine, _Pid, _Ref, _StreamId, _Pointer) ->
+    erlang:nif_error(not_loaded).
+
+-spec manifest_apply_edit(engine(), stream_id(), pointer(), pointer(), binary()) ->
+    {ok, range()} | {error, atom(), text()} | bug().
+manifest_apply_edit(_Engine, _StreamId, _From, _To, _Edit) ->
     erlang:nif_error(not_loaded).
 
 -spec route(engine(), stream_id(), spec(), offset() | -1, offset()) ->

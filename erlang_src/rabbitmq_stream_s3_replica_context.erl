@@ -1,7 +1,7 @@
 -module(rabbitmq_stream_s3_replica_context).
 -moduledoc """
-One replica's way to the newest manifest of its stream: what is known, what is asked for, what comes
-next. Pure; `rabbitmq_stream_s3_manifest_replica` does what `next/1` says and tells what came of it.
+One replica's way to the newest manifest of its stream: what is known, what leads on from there, what
+is asked for, what comes next. Pure; `rabbitmq_stream_s3_manifest_replica` does what `next/1` says and tells what came of it.
 
 Owns: one piece of work at a time, the newest pointer wins, back-off, that a pointer which its
 writer has taken back is not believed again, and which manifest is *confirmed*: its writer has told
@@ -14,6 +14,8 @@ message told.
     new/0,
     engine_lost/1,
     announced/2,
+    follows/3,
+    followed/2,
     taken_back/2,
     is_taken_back/2,
     seen/2,
@@ -71,6 +73,21 @@ announced(Pointer, Context) ->
         true -> want({Pointer, true}, Context#context{floor = 0});
         false -> false
     end.
+
+-doc """
+Whether an edit from one pointer to another leads on from what is known, while nothing is under way or
+wanted that would lead further. If not, the announcement that comes with it leads to a fetch.
+""".
+-spec follows(pointer(), pointer(), t()) -> boolean().
+follows(From, To, #context{resolved = From, wanted = none, work = idle} = Context) ->
+    revision_of(To) > revision_of(From) andalso not is_taken_back(To, Context);
+follows(_From, _To, _Context) ->
+    false.
+
+-doc "Such an edit has been applied: as if its writer's announcement had been fetched.".
+-spec followed(pointer(), t()) -> t().
+followed(To, #context{wanted = none, work = idle} = Context) ->
+    Context#context{resolved = To, confirmed = true, failures = 0, floor = 0}.
 
 -doc "The writer says that the manifest of this revision is of a timeline that is no more.".
 -spec taken_back(pos_integer(), t()) -> t() | false.

@@ -143,7 +143,7 @@ handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
 handle_cast({announce_to, _Node}, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast({announce_to, Node}, #state{range = Range, stream_id = StreamId} = State) ->
-    ok = rabbitmq_stream_s3_manifest_replica:announce([Node], StreamId, Range),
+    ok = rabbitmq_stream_s3_manifest_replica:announce([Node], StreamId, Range, none),
     {noreply, State};
 handle_cast(republish, #state{range = undefined} = State) ->
     {noreply, State};
@@ -276,11 +276,11 @@ handle_push({commit_pointer, Epoch, Uid, Revision}, #state{info = #{reference :=
         rabbitmq_stream_s3_db:commit_pointer(StreamId, QName, Epoch, Uid, Revision)
     end,
     {noreply, start_task(pointer_committed, Task, State)};
-handle_push({range, Range}, #state{stream_id = StreamId, info = Info} = State) ->
+handle_push({range, Range, Edit}, #state{stream_id = StreamId, info = Info} = State) ->
     %% In this order: the evaluation goes by the row.
     ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
     ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
-    ok = announce(StreamId, Info, Range),
+    ok = announce(StreamId, Info, Range, Edit),
     {noreply, State#state{range = Range}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
@@ -338,12 +338,12 @@ start_task(Task, Fun, #state{tasks = Tasks} = State) ->
     State#state{tasks = Tasks#{Ref => {Task, Pid}}}.
 
 %% In a process of its own: the queue's record may have to be asked for.
-announce(StreamId, #{reference := #resource{kind = queue} = QName}, Range) ->
+announce(StreamId, #{reference := #resource{kind = queue} = QName}, Range, Edit) ->
     _ = spawn(fun() ->
-        rabbitmq_stream_s3_manifest_replica:announce(member_nodes(QName), StreamId, Range)
+        rabbitmq_stream_s3_manifest_replica:announce(member_nodes(QName), StreamId, Range, Edit)
     end),
     ok;
-announce(_StreamId, _NotOfRabbit, _Range) ->
+announce(_StreamId, _NotOfRabbit, _Range, _Edit) ->
     ok.
 
 %% Not known now: the other nodes look themselves.

@@ -14,7 +14,7 @@
 %% Shapes ------------------------------------------------------------------------------------------
 
 interface_version_test() ->
-    ?assertEqual(1, ?NIF:interface_version()).
+    ?assertEqual(2, ?NIF:interface_version()).
 
 badarg_test() ->
     {ok, Engine} = open(),
@@ -42,6 +42,10 @@ badarg_test() ->
              {manifest_resolve, [Engine, self(), Ref, <<"s">>, {1, 1 bsl 32, 3}]},
              {manifest_resolve, [Engine, self(), Ref, <<"s">>, not_found]},
              {manifest_resolve, [Engine, self, Ref, <<"s">>, empty]},
+             {manifest_apply_edit, [Engine, <<"s">>, empty, {1, 2, 3}, <<>>]},
+             {manifest_apply_edit, [Engine, <<"s">>, {1, 2, 3}, {1, 1 bsl 32, 4}, <<>>]},
+             {manifest_apply_edit, [Engine, <<"s">>, {1, 2, 3}, {1, 2, 4}, edit]},
+             {manifest_apply_edit, [Engine, stream, {1, 2, 3}, {1, 2, 4}, <<>>]},
              {route, [Engine, <<"s">>, {offset, -1}, -1, 0]},
              {route, [Engine, <<"s">>, somewhere, -1, 0]},
              {route, [Engine, <<"s">>, first, -2, 0]},
@@ -236,7 +240,7 @@ reload_test() ->
     true = code:soft_purge(?NIF),
     true = code:delete(?NIF),
     {module, ?NIF} = code:ensure_loaded(?NIF),
-    ?assertEqual(1, ?NIF:interface_version()),
+    ?assertEqual(2, ?NIF:interface_version()),
     ?assertError(badarg, ?NIF:engine_stats(Old)),
     {ok, New} = open(),
     ?assert(is_map(?NIF:engine_stats(New))),
@@ -300,7 +304,7 @@ resolved_empty_manifest_test() ->
     read_pointer = push(Ref),
     ok = ?NIF:stream_event(Stream, {committed, -1, -1}),
     ok = ?NIF:stream_event(Stream, {pointer, not_found}),
-    {range, #{first_offset := 0, next_offset := 0, revision := 0}} = push(Ref),
+    {range, #{first_offset := 0, next_offset := 0, revision := 0}, none} = push(Ref),
     resolved = push(Await),
     %% resolved already: the answer still is a message
     Again = make_ref(),
@@ -364,6 +368,7 @@ s3_test_() ->
             [{timeout, 60, fun probe/0},
              {timeout, 60, fun probe_failures/0},
              {timeout, 120, fun upload_and_read/0},
+             {timeout, 120, fun edits_lead_on_elsewhere/0},
              {timeout, 120, fun read_chunks_do_not_pile_up/0},
              {timeout, 60, fun end_of_the_engine_wakes/0},
              {timeout, 60, fun list_and_delete/0}]
@@ -446,6 +451,48 @@ upload_and_read() ->
     ok = ?NIF:stream_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
+%% What a node with a replica is sent leads it to the next manifest without a request; nothing else does.
+edits_lead_on_elsewhere() ->
+    Id = unique_id(),
+    Dir = scratch(Id),
+    Chunk = fun(Offset) -> chunk(Offset, [simple(<<"one">>)], <<>>) end,
+    {Engine, Stream, Ref} = begun(Id, Dir, [Chunk(0)]),
+    {#{pointer := First}, none} = cut(Stream, Ref, 1),
+    {ok, Elsewhere} = open(),
+    Apply = fun(From, To, Edit) -> ?NIF:manifest_apply_edit(Elsewhere, Id, From, To, Edit) end,
+    ?assertMatch({error, unknown, <<_/binary>>}, Apply(First, {1, 1, 2}, <<>>)),
+    ok = ?NIF:manifest_mark_pending(Elsewhere, Id),
+    ?assertMatch({error, gap, <<_/binary>>}, Apply(First, {1, 1, 2}, <<>>)),
+    Resolve = make_ref(),
+    ok = ?NIF:manifest_resolve(Elsewhere, self(), Resolve, Id, First),
+    {resolved, _} = push(Resolve),
+    #{manifest_syncs := 1, get_requests := 1} = ?NIF:engine_stats(Elsewhere),
+    ok = file:write_file(filename:join(Dir, segment_name(0)), Chunk(1), [append]),
+    ok = ?NIF:stream_event(Stream, {committed, 1, 0}),
+    {#{pointer := Second} = Range, {First, Edit}} = cut(Stream, Ref, 2),
+    ok = file:del_dir_r(Dir),
+    {1, Uid, Revision} = First,
+    ?assertMatch({error, gap, _}, Apply({1, Uid bxor 1, Revision}, Second, Edit)),
+    ?assertMatch({error, stale, _}, Apply(First, First, Edit)),
+    [?assertMatch({error, corrupt, <<_/binary>>}, Apply(First, Second, Damaged))
+     || Damaged <- [<<>>, binary:part(Edit, 0, byte_size(Edit) - 1), <<Edit/binary, 0>>,
+                    flipped(Edit, 8), flipped(Edit, byte_size(Edit) - 1)]],
+    ?assertEqual({ok, 0, 1}, ?NIF:manifest_range(Elsewhere, Id)),
+    ?assertEqual({ok, Range}, Apply(First, Second, Edit)),
+    ?assertEqual({ok, 0, 2}, ?NIF:manifest_range(Elsewhere, Id)),
+    ?assertMatch({error, stale, _}, Apply(First, Second, Edit)),
+    #{manifest_syncs := 1, get_requests := 1} = ?NIF:engine_stats(Elsewhere),
+    %% where it is written nobody else publishes
+    ?assertMatch({error, written_here, _},
+                 ?NIF:manifest_apply_edit(Engine, Id, Second, {1, 1, Revision + 2}, Edit)),
+    ok = ?NIF:engine_close(Elsewhere),
+    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:engine_close(Engine).
+
+flipped(Bytes, At) ->
+    <<Before:At/binary, Byte, Behind/binary>> = Bytes,
+    <<Before/binary, (Byte bxor 1), Behind/binary>>.
+
 %% A consumer that keeps nothing does not make the node keep what it read.
 read_chunks_do_not_pile_up() ->
     Size = 1 bsl 20,
@@ -477,9 +524,15 @@ most_lent(Engine, Reader, Last, Most0) ->
 
 %% Writes a log of these chunks and has it uploaded.
 uploaded(Chunks, NextOffset) ->
-    {ok, Engine} = open(#{persist_threshold => 1, persist_interval_ms => 100}),
     Id = unique_id(),
     Dir = scratch(Id),
+    {Engine, Stream, Ref} = begun(Id, Dir, Chunks),
+    {Range, _Edit} = cut(Stream, Ref, NextOffset),
+    ok = file:del_dir_r(Dir),
+    {Engine, Stream, Id, Range}.
+
+begun(Id, Dir, Chunks) ->
+    {ok, Engine} = open(#{persist_threshold => 1, persist_interval_ms => 100}),
     ok = file:write_file(filename:join(Dir, segment_name(0)), [<<"OSIL", 1:32>>, Chunks]),
     Ref = make_ref(),
     Config = #{stream_id => Id, directory => unicode:characters_to_binary(Dir), epoch => 1,
@@ -489,15 +542,16 @@ uploaded(Chunks, NextOffset) ->
     ok = ?NIF:stream_event(Stream, {committed, LastChunkId, 0}),
     read_pointer = push(Ref),
     ok = ?NIF:stream_event(Stream, {pointer, not_found}),
-    %% what is too little for a fragment is cut when asked for
+    {Engine, Stream, Ref}.
+
+%% What is too little for a fragment is cut when asked for.
+cut(Stream, Ref, NextOffset) ->
     eventually(fun() ->
                   #{log_next_offset := Next} = Status = ?NIF:stream_status(Stream),
                   Next =:= NextOffset andalso maps:get(assembly_next_offset, Status) =:= NextOffset
                end),
     ok = ?NIF:stream_event(Stream, cut),
-    Range = serve_until(Stream, Ref, NextOffset),
-    ok = file:del_dir_r(Dir),
-    {Engine, Stream, Id, Range}.
+    serve_until(Stream, Ref, NextOffset).
 
 %% A reader that waits when the engine goes is told, and one that reads on sees the end.
 end_of_the_engine_wakes() ->
@@ -610,9 +664,9 @@ one_by_one(Data, Position, Offset, NumLeft) ->
 %% The shell's part of the upload: answers until the persisted range ends at NextOffset.
 serve_until(Stream, Ref, NextOffset) ->
     case push(Ref) of
-        {range, #{next_offset := NextOffset} = Range} ->
-            Range;
-        {range, _} ->
+        {range, #{next_offset := NextOffset} = Range, Edit} ->
+            {Range, Edit};
+        {range, _, _} ->
             serve_until(Stream, Ref, NextOffset);
         read_pointer ->
             ok = ?NIF:stream_event(Stream, {pointer, not_found}),

@@ -5,6 +5,9 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_forget/2, manifest_resolve/5]).
+-export([manifest_apply_edit/5]).
+%% A handler of the logger.
+-export([log/2]).
 -export([get_consistent/1, list/0, evaluate_local_retention/1, stream_id/1]).
 
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
@@ -25,6 +28,16 @@ replica_test_() ->
             {"a root that is gone: the pointer is read at once, and then in peace", fun gone/0},
             {"a damaged manifest is its own stream's trouble", fun poisoned/0},
             {"news ends the pause after a failure", fun news_in_pause/0},
+            {"an edit that follows is applied: row, retention, no fetch", fun edit_follows/0},
+            {"an edit that does not follow asks for a sync, and the next one follows", fun edit_gap/0},
+            {"an edit from another epoch asks for a sync", fun edit_of_another_epoch/0},
+            {"an edit of a writer that is over is not believed", fun edit_of_an_old_writer/0},
+            {"an edit during a sync changes nothing", fun edit_during_sync/0},
+            {"a damaged edit asks for a sync, is told once, and hurts no other stream",
+                fun edit_damaged/0},
+            {"what the native side does not know asks for a sync", fun edit_not_known_natively/0},
+            {"an edit from what is taken back changes nothing", fun edit_taken_back/0},
+            {"edits of no member here, and without an engine, change nothing", fun edit_nowhere/0},
             {"a missed message is caught by the look", fun look/0},
             {"what is taken back is not believed", fun taken_back/0},
             {"a look believes it again, the second time", fun taken_back_for_good/0},
@@ -51,7 +64,8 @@ patient(Tests) ->
         {manifest_mark_pending, 2},
         {manifest_reset, 2},
         {manifest_forget, 2},
-        {manifest_resolve, 5}
+        {manifest_resolve, 5},
+        {manifest_apply_edit, 5}
     ]},
     {rabbitmq_stream_s3_db, [{get_consistent, 1}, {list, 0}]},
     {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}, {stream_id, 1}]}
@@ -118,6 +132,19 @@ manifest_forget(double, StreamId) -> tell({forgotten, StreamId}).
 
 manifest_resolve(double, Pid, Ref, StreamId, What) ->
     tell({resolve, {Pid, Ref}, StreamId, What}).
+
+manifest_apply_edit(double, StreamId, From, To, Edit) ->
+    ok = tell({edit, StreamId, From, To}),
+    case Edit of
+        <<"good">> -> {ok, range(To)};
+        <<"damaged">> -> {error, corrupt, <<"not what is persisted">>};
+        <<"gap">> -> {error, gap, <<"something else is known">>}
+    end.
+
+log(#{level := warning, msg := {Format, _Arguments}}, #{config := Test}) ->
+    Test ! {warned, Format};
+log(_Event, _Config) ->
+    ok.
 
 get_consistent(StreamId) ->
     tell({read, StreamId}),
@@ -380,6 +407,150 @@ news_in_pause() ->
     moved({1, 9, 7}),
     answer({1, 9, 7}).
 
+edit(From, To, Edit) -> edit(?ID, From, To, 1, Edit).
+
+%% And what follows it.
+edit(StreamId, From, To, WriterEpoch, Edit) ->
+    Writer = 'writer@elsewhere',
+    gen_server:cast(?REPLICA, {manifest_edit, StreamId, From, To, WriterEpoch, Edit, Writer}),
+    gen_server:cast(?REPLICA, {pointer_moved, StreamId, To, WriterEpoch, Writer}).
+
+applied(From, To) ->
+    wait({edit, ?ID, From, To}),
+    Range = range(To),
+    wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
+    nothing_asked(),
+    ?assertEqual({ok, Range}, ?REPLICA:range(?ID)).
+
+%% The announcement has led to a fetch.
+synced(To) ->
+    ok = answer(To),
+    not_tried().
+
+not_tried() ->
+    receive
+        {edit, _, _, _} = Tried -> error(Tried)
+    after 0 -> ok
+    end.
+
+edit_follows() ->
+    _ = known({1, 7, 5}),
+    edit({1, 7, 5}, {1, 8, 6}, <<"good">>),
+    applied({1, 7, 5}, {1, 8, 6}),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    applied({1, 8, 6}, {1, 9, 7}),
+    %% The next writer's, too.
+    edit(?ID, {1, 9, 7}, {2, 3, 8}, 2, <<"good">>),
+    applied({1, 9, 7}, {2, 3, 8}),
+    %% One that comes twice or late.
+    edit({1, 9, 7}, {2, 3, 8}, <<"good">>),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    nothing_asked(),
+    not_tried().
+
+edit_gap() ->
+    _ = known({1, 7, 5}),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    synced({1, 9, 7}),
+    edit({1, 9, 7}, {1, 10, 8}, <<"good">>),
+    applied({1, 9, 7}, {1, 10, 8}).
+
+edit_of_another_epoch() ->
+    _ = known({1, 7, 5}),
+    edit(?ID, {2, 7, 5}, {2, 8, 6}, 2, <<"good">>),
+    synced({2, 8, 6}),
+    edit(?ID, {2, 8, 6}, {2, 9, 7}, 2, <<"good">>),
+    applied({2, 8, 6}, {2, 9, 7}).
+
+edit_of_an_old_writer() ->
+    _ = known({1, 7, 5}),
+    edit(?ID, {1, 7, 5}, {1, 8, 6}, 0, <<"good">>),
+    nothing_asked(),
+    not_tried(),
+    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+
+edit_during_sync() ->
+    _ = known({1, 7, 5}),
+    moved({1, 8, 6}),
+    {From, {1, 8, 6}} = asked(),
+    %% It could be applied; but an answer is under way that would come behind it.
+    edit({1, 7, 5}, {1, 8, 6}, <<"good">>),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    nothing_asked(),
+    not_tried(),
+    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+    answer(From, {resolved, range({1, 8, 6})}),
+    synced({1, 9, 7}).
+
+edit_damaged() ->
+    ok = logger:add_handler(?MODULE, ?MODULE, #{config => self()}),
+    try
+        _ = known({1, 7, 5}),
+        Other = <<"other">>,
+        _ = member(acceptor, Other),
+        receive
+            {resolve, First, Other, {1, 7, 5}} -> answer(First, {resolved, range({1, 7, 5})})
+        after 10_000 -> error(not_asked)
+        end,
+        edit({1, 7, 5}, {1, 8, 6}, <<"damaged">>),
+        wait({edit, ?ID, {1, 7, 5}, {1, 8, 6}}),
+        edit(Other, {1, 7, 5}, {1, 8, 6}, 1, <<"good">>),
+        wait({edit, Other, {1, 7, 5}, {1, 8, 6}}),
+        {From, {1, 8, 6}} = asked(),
+        %% Nothing of it has reached a row.
+        ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+        ?assertEqual({ok, range({1, 8, 6})}, ?REPLICA:range(Other)),
+        answer(From, {resolved, range({1, 8, 6})}),
+        edit({1, 8, 6}, {1, 9, 7}, <<"damaged">>),
+        wait({edit, ?ID, {1, 8, 6}, {1, 9, 7}}),
+        synced({1, 9, 7}),
+        ?assertEqual(1, warnings()),
+        edit({1, 9, 7}, {1, 10, 8}, <<"good">>),
+        wait({edit, ?ID, {1, 9, 7}, {1, 10, 8}}),
+        edit({1, 10, 8}, {1, 11, 9}, <<"damaged">>),
+        wait({edit, ?ID, {1, 10, 8}, {1, 11, 9}}),
+        synced({1, 11, 9}),
+        ?assertEqual(1, warnings(), "again, as one had been applied")
+    after
+        ok = logger:remove_handler(?MODULE)
+    end.
+
+warnings() ->
+    receive
+        {warned, _} -> 1 + warnings()
+    after 0 -> 0
+    end.
+
+edit_not_known_natively() ->
+    _ = known({1, 7, 5}),
+    edit({1, 7, 5}, {1, 8, 6}, <<"gap">>),
+    wait({edit, ?ID, {1, 7, 5}, {1, 8, 6}}),
+    synced({1, 8, 6}).
+
+edit_taken_back() ->
+    _ = known({1, 7, 5}),
+    take_back(5),
+    edit({1, 7, 5}, {1, 8, 6}, <<"good">>),
+    {From, {1, 8, 6}} = asked(),
+    not_tried(),
+    answer(From, {resolved, range({1, 8, 6})}),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    applied({1, 8, 6}, {1, 9, 7}).
+
+edit_nowhere() ->
+    Pid = known({1, 7, 5}),
+    edit(<<"of no member">>, {1, 7, 5}, {1, 8, 6}, 1, <<"good">>),
+    ok = rabbitmq_stream_s3:erase_engine(),
+    edit({1, 7, 5}, {1, 8, 6}, <<"good">>),
+    settle(),
+    ok = rabbitmq_stream_s3:set_engine(double),
+    Pid ! stop,
+    wait({forgotten, ?ID}),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    nothing_asked(),
+    not_tried(),
+    ?assertEqual(none, ?REPLICA:range(?ID)).
+
 look() ->
     _ = known({1, 7, 5}),
     true = ets:insert(?MODULE, {list, #{?ID => {1, 7, 5}}}),
@@ -581,6 +752,8 @@ announces() ->
     ok = ?REPLICA:ask_writer(?ID),
     gen_server:cast(?REPLICA, {pointer_wanted, ?ID, 'nobody@nowhere'}),
     settle(),
-    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5})),
-    ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}),
-    ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}).
+    From = {{1, 6, 4}, <<"edit">>},
+    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5}), none),
+    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5}), From),
+    ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}, none),
+    ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}, none).

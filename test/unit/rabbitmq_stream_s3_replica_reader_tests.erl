@@ -285,7 +285,7 @@ range() ->
         fragments => 1,
         pointer => {3, 8, 1}
     },
-    ok = push(Open, {range, Range}),
+    ok = push(Open, {range, Range, {{3, 7, 0}, <<"edit">>}}),
     #{range := Range} = ?READER:status(Reader),
     ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
     ok = rabbitmq_stream_s3_manifest_replica:forget(?ID),

@@ -163,7 +163,7 @@ fn settle(
             } => StreamEvent::PointerCommitted(CommitOutcome::Committed {
                 revision: expected_revision + 1,
             }),
-            StreamPush::Range(range) => {
+            StreamPush::Range(range, _) => {
                 match settled.get_mut(number) {
                     Some(is) if range.next_offset == corpus.chunks => *is = true,
                     // What was cut by size is there; the rest is cut now.

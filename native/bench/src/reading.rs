@@ -28,6 +28,7 @@ pub fn engine(target: &Target, root: Root) -> Result<Engine, Box<dyn std::error:
         root: Arc::new(root),
         revision: 1,
         epoch: 1,
+        pointer: None,
     };
     engine.manifests().publish(STREAM, manifest);
     Ok(engine)

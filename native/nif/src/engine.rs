@@ -2,13 +2,15 @@
 //!
 //! Owns nothing but the translation; answers that take time come as messages from runtime threads.
 
-use rustler::{Atom, Encoder, Env, Error, LocalPid, NifResult, Reference, ResourceArc, Term};
+use rustler::{
+    Atom, Binary, Encoder, Env, Error, LocalPid, NifResult, Reference, ResourceArc, Term,
+};
 use tiering_core::route;
 use tiering_runtime::engine::{Closed, Engine};
 use tiering_runtime::manifests::ManifestState;
 
 use crate::codec::config::{burst, config, rate};
-use crate::codec::event::PointerOrEmpty;
+use crate::codec::event::{PointerOrEmpty, PointerTerm};
 use crate::codec::push::range_map;
 use crate::codec::spec::{SpecTerm, route_term};
 use crate::codec::{OffsetOrNone, counters, string, text};
@@ -242,6 +244,24 @@ pub(crate) fn resolve<'a>(
             });
         });
     Ok(accepted(env, asked))
+}
+
+/// No dirty scheduler: what is changed is bounded (`follow::ROOT_ENTRIES_MAX`), and no lock is held meanwhile.
+pub(crate) fn apply_edit<'a>(
+    env: Env<'a>,
+    handle: ResourceArc<EngineResource>,
+    stream_id: Term<'a>,
+    from: PointerTerm,
+    to: PointerTerm,
+    bytes: Binary<'a>,
+) -> NifResult<Term<'a>> {
+    let applied = handle
+        .engine
+        .apply_edit(&string(stream_id)?, from.0, to.0, bytes.as_slice());
+    Ok(match &applied {
+        Ok(range) => (atoms::ok(), range_map(env, range)).encode(env),
+        Err(error) => errors::resolve(env, error),
+    })
 }
 
 pub(crate) fn route<'a>(

@@ -16,15 +16,15 @@ mod reader;
 mod resources;
 mod stream;
 
-use rustler::{Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
+use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
-use crate::codec::event::{EventTerm, PointerOrEmpty};
+use crate::codec::event::{EventTerm, PointerOrEmpty, PointerTerm};
 use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.
-const INTERFACE_VERSION: u32 = 1;
+const INTERFACE_VERSION: u32 = 2;
 
 fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))
@@ -60,6 +60,8 @@ entry::nif_table! {
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>);
     engine::resolve as manifest_resolve(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, pointer: PointerOrEmpty);
+    engine::apply_edit as manifest_apply_edit(
+        engine: EngineArc, stream_id: Term<'a>, from: PointerTerm, to: PointerTerm, edit: Binary<'a>);
     engine::route as route(
         engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
 

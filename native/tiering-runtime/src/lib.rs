@@ -6,6 +6,7 @@
 
 pub mod buffer_pool;
 pub mod clock;
+mod edits;
 pub mod engine;
 pub mod governor;
 pub mod local_log;

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use log_format::manifest::Root;
+use tiering_core::replica_reader::Pointer;
 use tokio::sync::watch;
 
 /// Id of a stream: unique per incarnation, safe in an object key.
@@ -23,6 +24,8 @@ pub struct ResolvedManifest {
     pub revision: u64,
     /// Epoch of the writer that published it.
     pub epoch: u64,
+    /// The pointer that names it; `None` while none does (never persisted, or about to be replaced).
+    pub pointer: Option<Pointer>,
 }
 
 /// What this node knows of a stream's manifest.
@@ -61,6 +64,8 @@ pub enum Refused {
     WrittenHere,
     /// A newer one is known.
     Stale,
+    /// What is known is not what it was made from.
+    Gap,
 }
 
 /// What became of a manifest that was offered.
@@ -126,6 +131,31 @@ impl Manifests {
         };
         drop(sender.send_replace(ManifestState::Resolved(manifest)));
         Ok(Offered::Published)
+    }
+
+    /// Publishes what was made from the manifest that `from` names, if that is still the one that is known.
+    ///
+    /// # Errors
+    /// If it must not be used here.
+    pub fn replace(
+        &self,
+        stream_id: &str,
+        from: Pointer,
+        manifest: ResolvedManifest,
+    ) -> Result<(), Refused> {
+        let streams = self.lock();
+        let sender = self
+            .admit(&streams, stream_id, manifest.order())?
+            .ok_or(Refused::Stale)?;
+        let known = sender
+            .borrow()
+            .resolved()
+            .and_then(|manifest| manifest.pointer);
+        if known != Some(from) {
+            return Err(Refused::Gap);
+        }
+        drop(sender.send_replace(ManifestState::Resolved(manifest)));
+        Ok(())
     }
 
     /// What [`Self::offer`] would say of a manifest with that epoch and revision, before it is fetched.
@@ -270,6 +300,15 @@ mod tests {
             root: Arc::new(Root::empty_at(next_offset)),
             revision,
             epoch: 1,
+            pointer: Some(pointer(1, revision)),
+        }
+    }
+
+    fn pointer(epoch: u64, revision: u64) -> Pointer {
+        Pointer {
+            epoch,
+            uid: 7,
+            revision,
         }
     }
 
@@ -342,6 +381,44 @@ mod tests {
             Ok(Offered::Published),
             "a new member knows nothing"
         );
+    }
+
+    #[tokio::test]
+    async fn only_what_was_made_from_the_known_manifest_replaces_it() {
+        let manifests = Arc::new(Manifests::new());
+        let replace =
+            |from, revision| manifests.replace("s", pointer(1, from), manifest(9, revision));
+        assert_eq!(replace(1, 2), Err(Refused::Unknown));
+        manifests.mark_pending("s");
+        assert_eq!(replace(1, 2), Err(Refused::Gap), "pending");
+        assert_eq!(manifests.get("s"), Some(ManifestState::Pending));
+        manifests.publish("s", manifest(7, 3));
+        let mut changes = manifests.subscribe("s").expect("known");
+        assert_eq!(replace(2, 4), Err(Refused::Gap));
+        let other_key = Pointer {
+            uid: 8,
+            ..pointer(1, 3)
+        };
+        for from in [other_key, pointer(2, 3)] {
+            let replaced = manifests.replace("s", from, manifest(9, 4));
+            assert_eq!(replaced, Err(Refused::Gap));
+        }
+        assert_eq!(replace(3, 3), Err(Refused::Stale));
+        assert_eq!(replace(3, 2), Err(Refused::Stale));
+        manifests.take("s");
+        assert_eq!(replace(3, 4), Err(Refused::WrittenHere));
+        manifests.give_back("s");
+        assert!(!changes.has_changed().expect("known"));
+        assert_eq!(manifests.resolved("s"), Some(manifest(7, 3)));
+        assert_eq!(replace(3, 4), Ok(()));
+        changes.changed().await.expect("known");
+        assert_eq!(changes.borrow().resolved(), Some(&manifest(9, 4)));
+        let unnamed = ResolvedManifest {
+            pointer: None,
+            ..manifest(9, 5)
+        };
+        manifests.publish("s", unnamed);
+        assert_eq!(replace(5, 6), Err(Refused::Gap), "taken back");
     }
 
     #[tokio::test]

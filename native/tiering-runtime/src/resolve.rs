@@ -31,7 +31,7 @@ const RETRYING: RetryingPolicy = RetryingPolicy {
 pub enum ResolveError {
     /// The root could not be fetched.
     Store(StoreError),
-    /// What was fetched is no root.
+    /// What was fetched is no root; or what was told leads to none.
     Corrupt(String),
     /// It must not be used here.
     Refused(Refused),
@@ -49,6 +49,7 @@ impl ResolveError {
             Self::Refused(Refused::Unknown) => "unknown",
             Self::Refused(Refused::WrittenHere) => "written_here",
             Self::Refused(Refused::Stale) => "stale",
+            Self::Refused(Refused::Gap) => "gap",
             Self::TimedOut => "timeout",
         }
     }
@@ -62,6 +63,7 @@ impl fmt::Display for ResolveError {
             Self::Refused(Refused::Unknown) => f.write_str("the stream has no member here"),
             Self::Refused(Refused::WrittenHere) => f.write_str("the stream is written here"),
             Self::Refused(Refused::Stale) => f.write_str("a newer manifest is known"),
+            Self::Refused(Refused::Gap) => f.write_str("the manifest before it is not known"),
             Self::TimedOut => write!(f, "no manifest within {} s", DEADLINE.as_secs()),
         }
     }
@@ -125,6 +127,7 @@ async fn resolve(
         root: Arc::new(root),
         revision,
         epoch,
+        pointer,
     };
     manifests
         .offer(stream_id, manifest)
@@ -133,6 +136,7 @@ async fn resolve(
 }
 
 async fn fetch(shared: &Shared, stream_id: &str, pointer: Pointer) -> Result<Root, ResolveError> {
+    shared.stats.manifest_syncs.increment();
     let tier: Arc<dyn RemoteTier> = Arc::new(Retrying::new(
         Arc::clone(&shared.tier),
         RETRYING,

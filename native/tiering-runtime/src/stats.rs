@@ -152,8 +152,10 @@ stats! {
     /// Upload tasks that died without an answer (a bug; the upload is tried again).
     tasks_lost,
 
-    /// Manifests of streams written elsewhere that were fetched and published here.
+    /// Manifests of streams written elsewhere that were resolved by their pointer and published here.
     manifests_resolved,
+    /// Fetches of a root of a stream that is written elsewhere: no edit led to it.
+    manifest_syncs,
     /// Manifests that were fetched or asked for too late: a newer one was known.
     manifests_stale,
     /// Fetches of a manifest that ended without one.

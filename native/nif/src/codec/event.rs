@@ -52,12 +52,22 @@ impl<'a> Decoder<'a> for PointerOrEmpty {
         if atoms::empty() == term {
             return Ok(Self(None));
         }
+        let PointerTerm(pointer) = term.decode()?;
+        Ok(Self(Some(pointer)))
+    }
+}
+
+/// `{Epoch, Uid, Revision}`.
+pub(crate) struct PointerTerm(pub(crate) Pointer);
+
+impl<'a> Decoder<'a> for PointerTerm {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
         let (epoch, uid, revision): (u64, u32, u64) = term.decode()?;
-        Ok(Self(Some(Pointer {
+        Ok(Self(Pointer {
             epoch,
             uid,
             revision,
-        })))
+        }))
     }
 }
 

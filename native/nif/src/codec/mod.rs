@@ -15,7 +15,12 @@ use crate::atoms;
 
 /// A UTF-8 binary.
 pub(crate) fn text<'a>(env: Env<'a>, text: &str) -> Term<'a> {
-    NewBinary::from_slice(env, text.as_bytes()).into()
+    binary(env, text.as_bytes())
+}
+
+/// A binary.
+pub(crate) fn binary<'a>(env: Env<'a>, bytes: &[u8]) -> Term<'a> {
+    NewBinary::from_slice(env, bytes).into()
 }
 
 /// A non-negative integer or -1 for "none".

@@ -2,9 +2,9 @@
 
 use rustler::{Atom, Encoder, Env, Term};
 use tiering_core::replica_reader::{Pointer, Recovery};
-use tiering_runtime::stream::{Range, Stopped, StreamPush};
+use tiering_runtime::stream::{EditFrom, Range, Stopped, StreamPush};
 
-use super::{map, text};
+use super::{binary, map, text};
 use crate::atoms;
 
 /// The event part of the message.
@@ -17,7 +17,15 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             uid,
             expected_revision,
         } => (atoms::commit_pointer(), *epoch, *uid, *expected_revision).encode(env),
-        StreamPush::Range(range) => (atoms::range(), range_map(env, range)).encode(env),
+        StreamPush::Range(range, edit) => {
+            let edit = match edit {
+                Some(EditFrom { pointer, bytes }) => {
+                    (pointer_term(env, *pointer), binary(env, bytes)).encode(env)
+                }
+                None => atoms::none().encode(env),
+            };
+            (atoms::range(), range_map(env, range), edit).encode(env)
+        }
         StreamPush::Recovery {
             kind,
             from_offset,
@@ -51,14 +59,19 @@ fn name<'a>(env: Env<'a>, name: &'static str) -> Term<'a> {
         .encode(env)
 }
 
+fn pointer_term(env: Env<'_>, pointer: Pointer) -> Term<'_> {
+    let Pointer {
+        epoch,
+        uid,
+        revision,
+    } = pointer;
+    (epoch, uid, revision).encode(env)
+}
+
 /// A persisted manifest in short.
 pub(crate) fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
     let pointer = match range.pointer {
-        Some(Pointer {
-            epoch,
-            uid,
-            revision,
-        }) => (epoch, uid, revision).encode(env),
+        Some(pointer) => pointer_term(env, pointer),
         None => atoms::none().encode(env),
     };
     let pairs = [

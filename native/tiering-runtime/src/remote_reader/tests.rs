@@ -95,6 +95,7 @@ impl World {
                 root,
                 revision: 1,
                 epoch: 1,
+                pointer: None,
             },
         );
     }

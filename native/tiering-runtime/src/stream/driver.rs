@@ -17,7 +17,9 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use super::handle::{Committed, SharedStatus};
 use super::questions::Question;
 use super::work::Workshop;
-use super::{Range, Stopped, StreamConfig, StreamEvent, StreamPush, StreamSink, StreamStatus};
+use super::{
+    EditFrom, Range, Stopped, StreamConfig, StreamEvent, StreamPush, StreamSink, StreamStatus,
+};
 use crate::clock::random_u64;
 use crate::engine::Shared;
 use crate::local_log::{ScanRequest, Scanner};
@@ -506,18 +508,22 @@ impl Driver {
         let epoch = self.workshop.stream.epoch;
         let range = Range::of(&root, revision, epoch, pointer);
         let stream_id = &self.workshop.stream.stream_id;
+        let manifests = &self.workshop.shared.manifests;
+        let manifest = ResolvedManifest {
+            root,
+            revision,
+            epoch,
+            pointer,
+        };
+        let edit = match manifests.resolved(stream_id) {
+            Some(before) if confirmed => EditFrom::between(&before, &manifest),
+            Some(_) | None => None,
+        };
         // Readers first: what local retention trims because of the push must be findable by then.
-        self.workshop.shared.manifests.publish(
-            stream_id,
-            ResolvedManifest {
-                root,
-                revision,
-                epoch,
-            },
-        );
+        manifests.publish(stream_id, manifest);
         // The shell trims the local log by what it is told.
         if confirmed {
-            self.sink.push(StreamPush::Range(range));
+            self.sink.push(StreamPush::Range(range, edit));
         }
     }
 

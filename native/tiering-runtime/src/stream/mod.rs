@@ -74,8 +74,8 @@ pub enum StreamPush {
         /// Revision that must still be there; 0 = no pointer yet.
         expected_revision: u64,
     },
-    /// The persisted manifest is known, or has advanced.
-    Range(Range),
+    /// The persisted manifest is known, or has advanced: then also what leads to it from the one before, if that is little.
+    Range(Range, Option<EditFrom>),
     /// A recovery gave something up.
     Recovery {
         /// Which kind.
@@ -99,6 +99,15 @@ pub enum StreamPush {
     },
     /// Nothing more comes.
     Stopped(Stopped),
+}
+
+/// What leads to a persisted manifest, for nodes that know the one it was made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EditFrom {
+    /// The pointer of that one.
+    pub pointer: Pointer,
+    /// The encoded edit.
+    pub bytes: Vec<u8>,
 }
 
 /// Why a stream stopped.

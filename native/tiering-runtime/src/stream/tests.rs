@@ -11,8 +11,10 @@ use super::*;
 use crate::remote_tier::StoreErrorKind;
 use crate::remote_tier::testing::{Fault, Operation};
 
+mod follower;
 mod world;
 
+use follower::Follower;
 use world::*;
 
 #[test]
@@ -46,7 +48,7 @@ fn a_log_that_grows_is_followed_and_a_later_writer_goes_on() {
     let stream = world.open(1);
     world.until(
         &stream,
-        |push| matches!(push, StreamPush::Range(range) if range.revision == 0),
+        |push| matches!(push, StreamPush::Range(range, _) if range.revision == 0),
     );
     for _ in 0..10 {
         world.log.append_many(30, 700);
@@ -213,7 +215,7 @@ fn what_retention_took_first_is_told_and_left_out() {
         ),
         "{seen:?}"
     );
-    world.until(&stream, |push| matches!(push, StreamPush::Range(range) if range.first_offset == 80 && range.next_offset > 80));
+    world.until(&stream, |push| matches!(push, StreamPush::Range(range, _) if range.first_offset == 80 && range.next_offset > 80));
     assert_eq!(world.root().first_offset, 80);
     world.assert_faithful();
 }
@@ -344,7 +346,7 @@ fn a_root_is_rebalanced_into_faithful_groups_whatever_fails() {
     let stream = world.open(1);
     grow(&mut world, &stream, 12);
     world.until(&stream, |push| {
-        matches!(push, StreamPush::Range(_))
+        matches!(push, StreamPush::Range(..))
             && stream.handle.status().counters.mega_groups_created > 0
     });
     world.assert_faithful();
@@ -385,7 +387,7 @@ fn retention_takes_groups_away_with_what_they_hold() {
         .expect("taken");
     world.until(
         &stream,
-        |push| matches!(push, StreamPush::Range(range) if range.total_size_bytes <= u128::from(total_bytes / 2)),
+        |push| matches!(push, StreamPush::Range(range, _) if range.total_size_bytes <= u128::from(total_bytes / 2)),
     );
     world.assert_faithful();
     assert!(world.root().first_offset > 0);
@@ -400,7 +402,7 @@ fn retention_takes_groups_away_with_what_they_hold() {
         .expect("taken");
     world.until(
         &stream,
-        |push| matches!(push, StreamPush::Range(range) if range.first_offset == range.next_offset),
+        |push| matches!(push, StreamPush::Range(range, _) if range.first_offset == range.next_offset),
     );
     let status = stream.handle.status();
     assert!(status.counters.groups_deleted > 3, "{status:?}");
@@ -413,4 +415,34 @@ fn retention_takes_groups_away_with_what_they_hold() {
         std::thread::park_timeout(Duration::from_millis(2));
     }
     panic!("left behind: {:?}", world.memory.keys());
+}
+
+#[test]
+fn who_hears_of_each_persist_fetches_a_root_once_and_knows_the_same_bytes() {
+    let mut world = World::new(|config| config.rebalance_threshold = 2);
+    world.follower = Some(Follower::new(&world.memory));
+    let stream = world.open(1);
+    grow(&mut world, &stream, 12);
+    let counters = stream.handle.status().counters;
+    assert!(counters.mega_groups_created > 0, "{counters:?}");
+    let bound = RetentionBound {
+        max_bytes: Some(u64::try_from(world.root().total_size_bytes / 2).expect("small")),
+        max_age_ms: None,
+    };
+    stream
+        .handle
+        .event(StreamEvent::Retention(bound))
+        .expect("taken");
+    world.until(
+        &stream,
+        |push| matches!(push, StreamPush::Range(range, _) if range.first_offset > 0),
+    );
+    drop(stream);
+    // A later writer goes on from what is known.
+    let stream = world.open(2);
+    grow(&mut world, &stream, 2);
+    let follower = world.follower.as_ref().expect("there");
+    assert_eq!(follower.syncs, 1, "the first one");
+    assert!(follower.edits > 10, "{}", follower.edits);
+    assert_eq!(follower.root(), world.root().encode());
 }

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use tiering_core::replica_reader::Pointer;
 
 use super::super::*;
+use super::follower::Follower;
 use crate::engine::Engine;
 use crate::local_log::test_log::{TestChunk, TestLog};
 use crate::remote_tier::testing::{Faulty, MemoryTier};
@@ -36,6 +37,7 @@ pub(super) struct World {
     pub(super) log: TestLog,
     pub(super) pointer: Option<Pointer>,
     pub(super) anchored: bool,
+    pub(super) follower: Option<Follower>,
 }
 
 /// One opened stream and what it pushes.
@@ -68,6 +70,7 @@ impl World {
             log,
             pointer: None,
             anchored: false,
+            follower: None,
         }
     }
 
@@ -127,6 +130,12 @@ impl World {
                     CommitOutcome::Conflict
                 })
             }
+            StreamPush::Range(range, edit) => {
+                if let Some(follower) = &mut self.follower {
+                    follower.hear(range, edit.as_ref());
+                }
+                return;
+            }
             _ => return,
         };
         // A stream that has stopped meanwhile takes no answer.
@@ -156,10 +165,10 @@ impl World {
     pub(super) fn until_persisted(&mut self, stream: &Opened, next_offset: u64) -> Range {
         let seen = self.until(
             stream,
-            |push| matches!(push, StreamPush::Range(range) if range.next_offset >= next_offset),
+            |push| matches!(push, StreamPush::Range(range, _) if range.next_offset >= next_offset),
         );
         match seen.last() {
-            Some(StreamPush::Range(range)) => {
+            Some(StreamPush::Range(range, _)) => {
                 assert_eq!(range.pointer, self.pointer, "what other nodes are told");
                 *range
             }
@@ -295,7 +304,7 @@ pub(super) fn cut_until(world: &mut World, stream: &Opened) {
     let next_offset = world.log.next_offset;
     while world.pointer.is_none() || world.root().next_offset < next_offset {
         stream.handle.event(StreamEvent::Cut).expect("taken");
-        world.until(stream, |push| matches!(push, StreamPush::Range(_)));
+        world.until(stream, |push| matches!(push, StreamPush::Range(..)));
     }
 }
 
