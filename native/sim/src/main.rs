@@ -14,7 +14,7 @@ use sim::{Outcome, run, shrink};
 /// Lines of a shrunk trace that are printed.
 const TRACE_LINES: usize = 80;
 #[cfg(feature = "mutants")]
-const MUTANT_SEEDS: u64 = 6_000;
+const MUTANT_SEEDS: u64 = 20_000;
 
 struct Arguments {
     seeds: u64,

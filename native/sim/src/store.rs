@@ -173,4 +173,6 @@ pub struct Known {
     pub confirmed: bool,
     /// Its revision, and the number of its publishing.
     pub version: (u64, u64),
+    /// The pointer that names it; `None` while none does.
+    pub pointer: Option<Pointer>,
 }

@@ -2,7 +2,10 @@
 //! Between any two of them the machine may be dropped.
 
 mod driver;
+mod news;
 mod verdicts;
+
+pub use news::Edit;
 
 use std::sync::Arc;
 
@@ -17,7 +20,7 @@ use tiering_core::replica_reader::{
 };
 
 use crate::plan::Trouble;
-use crate::store::{Known, Stored};
+use crate::store::Stored;
 use crate::world::{Event, WALL_MS, World};
 
 /// A request on its way to who answers it.
@@ -394,8 +397,8 @@ impl World {
                     root,
                     revision,
                     confirmed,
-                    ..
-                } => self.publish_manifest(uploader, root, revision, confirmed),
+                    pointer,
+                } => self.publish_manifest(uploader, root, revision, confirmed, pointer),
                 Effect::PutGroup {
                     generation, group, ..
                 } => {
@@ -466,94 +469,6 @@ impl World {
         self.coverage.hit(name);
         let delay_ms = self.latency_ms();
         self.at(delay_ms, Event::Apply(uploader, op));
-    }
-
-    fn publish_manifest(
-        &mut self,
-        uploader: usize,
-        root: Arc<Root>,
-        revision: u64,
-        confirmed: bool,
-    ) {
-        self.coverage.hit("effect Publish");
-        let Some(it) = self.uploaders.get_mut(uploader) else {
-            return;
-        };
-        let (stream, node) = (it.stream, it.node);
-        self.publishings += 1;
-        let known = Known {
-            root,
-            confirmed,
-            version: (revision, self.publishings),
-        };
-        self.check_publish(uploader, &known);
-        if confirmed {
-            self.check_timeline(stream, &known.root);
-        }
-        self.hear(stream, node, known.clone());
-        for other in (0..self.knobs.nodes).filter(|other| *other != node) {
-            let delay_ms = self.latency_ms();
-            if self.fault(Trouble::NewsLost) {
-                self.coverage.hit("fault news lost");
-                self.at(delay_ms + 700, Event::News(stream, other, known.clone()));
-            } else {
-                self.at(delay_ms, Event::News(stream, other, known.clone()));
-            }
-        }
-    }
-
-    /// A node takes over what is persisted, and trims its local log by it.
-    pub fn hear(&mut self, stream: usize, node: usize, known: Known) {
-        let Some(state) = self.streams.get_mut(stream) else {
-            return;
-        };
-        if state.metadata.deleted
-            || state
-                .news_from
-                .get(node)
-                .is_none_or(|from| known.version.0 < *from)
-        {
-            return;
-        }
-        let Some(slot) = state.known.get_mut(node) else {
-            return;
-        };
-        if slot
-            .as_ref()
-            .is_some_and(|old| old.version >= known.version)
-        {
-            return;
-        }
-        let (next_offset, confirmed) = (known.root.next_offset, known.confirmed);
-        *slot = Some(known);
-        let Some(disk) = state.disks.get_mut(node) else {
-            return;
-        };
-        if confirmed && disk.trim_durable(&state.log, next_offset) {
-            let floor = state.log.id(disk.first());
-            self.coverage.hit("local trim by the remote tier");
-            self.note(|| {
-                format!(
-                    "stream {stream}: node {node} trims to {floor}, as {next_offset} is durable"
-                )
-            });
-            self.check_trim(stream, node);
-            if let Some(uploader) = self.streams.get(stream).and_then(|state| state.uploader) {
-                self.tell_soon(uploader);
-            }
-        }
-    }
-
-    /// Tells all nodes what the writer's node knows.
-    pub fn spread_news(&mut self, stream: usize) {
-        let Some(state) = self.streams.get(stream) else {
-            return;
-        };
-        if let Some(Some(known)) = state.known.get(state.writer).cloned() {
-            for node in 0..self.knobs.nodes {
-                self.at(1, Event::News(stream, node, known.clone()));
-            }
-        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::log::{Log, NodeLog};
 use crate::plan::{Knobs, Plan, Trouble};
 use crate::rng::{Rng, mix};
 use crate::store::{Bucket, Known, Metadata};
-use crate::uploader::{Op, Uploader};
+use crate::uploader::{Edit, Op, Uploader};
 
 /// Wall clock at virtual time 0.
 pub const WALL_MS: i64 = 1_700_000_000_000;
@@ -96,6 +96,8 @@ pub enum Event {
     Drop(usize),
     /// A node hears of a manifest.
     News(usize, usize, Known),
+    /// A node hears what leads on from a manifest.
+    Edit(usize, usize, Edit),
     /// The objects of a deleted stream are swept.
     Sweep(usize),
     /// A consumer looks for more.
@@ -311,6 +313,7 @@ impl World {
             Event::Start(stream) => self.start_uploader(stream),
             Event::Drop(uploader) => self.crash(uploader),
             Event::News(stream, node, known) => self.hear(stream, node, known),
+            Event::Edit(stream, node, edit) => self.hear_edit(stream, node, &edit),
             Event::Sweep(stream) => self.sweep(stream),
             Event::Poll(consumer) => self.poll(consumer),
             Event::ReaderApply(consumer, reader, op) => self.reader_apply(consumer, reader, op),

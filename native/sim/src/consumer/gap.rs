@@ -61,6 +61,7 @@ impl World {
                 confirmed: false,
                 // Older than what the writer says of the same revision.
                 version: (pointer.revision, 0),
+                pointer: Some(pointer),
             };
             let delay_ms = self.latency_ms();
             self.at(delay_ms, Event::News(stream, node, known));
