@@ -55,6 +55,8 @@ starts anew.
     tasks = #{} :: #{reference() => {task(), pid()}},
     unsent = [] :: [event()],
     range :: rabbitmq_stream_s3:range() | undefined,
+    %% Who tells other nodes of it.
+    announcer :: pid() | undefined,
     problems = #{} :: #{atom() => binary()},
     look_again_ms = ?LOOK_AGAIN_MIN_MS :: pos_integer()
 }).
@@ -63,6 +65,8 @@ starts anew.
 -define(LISTEN_PAUSE_MS, 20).
 -define(OPEN_RETRY_MS, 1_000).
 -define(BUSY_RETRY_MS, 50).
+%% Whatever holds one announcement up: those behind it do not pile up.
+-define(ANNOUNCER_WAIT_MS, 5_000).
 
 -spec start_link(pid(), rabbitmq_stream_s3:member_info()) -> gen_server:start_ret().
 start_link(Writer, #{stream_id := StreamId} = Info) ->
@@ -280,8 +284,8 @@ handle_push({range, Range, Edit}, #state{stream_id = StreamId, info = Info} = St
     %% In this order: the evaluation goes by the row.
     ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
     ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
-    ok = announce(StreamId, Info, Range, Edit),
-    {noreply, State#state{range = Range}};
+    Announcer = announce(Range, Edit, State),
+    {noreply, State#state{range = Range, announcer = Announcer}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
     ?LOG_WARNING("stream_s3: ~ts: ~ts", [StreamId, recovery_text(Kind, From, To)], ?DOMAIN),
@@ -337,14 +341,26 @@ start_task(Task, Fun, #state{tasks = Tasks} = State) ->
     {Pid, Ref} = spawn_monitor(fun() -> exit({task_result, Fun()}) end),
     State#state{tasks = Tasks#{Ref => {Task, Pid}}}.
 
-%% In a process of its own: the queue's record may have to be asked for.
-announce(StreamId, #{reference := #resource{kind = queue} = QName}, Range, Edit) ->
-    _ = spawn(fun() ->
-        rabbitmq_stream_s3_manifest_replica:announce(member_nodes(QName), StreamId, Range, Edit)
-    end),
+%% In a process of its own: the queue's record may have to be asked for. One after the other: an edit
+%% that overtakes the one before it is of no use.
+announce(Range, Edit, #state{info = #{reference := #resource{kind = queue} = QName}} = State) ->
+    #state{stream_id = StreamId, announcer = Before} = State,
+    spawn(fun() ->
+        Nodes = member_nodes(QName),
+        ok = await_end(Before),
+        rabbitmq_stream_s3_manifest_replica:announce(Nodes, StreamId, Range, Edit)
+    end);
+announce(_Range, _Edit, _NotOfRabbit) ->
+    undefined.
+
+await_end(undefined) ->
     ok;
-announce(_StreamId, _NotOfRabbit, _Range, _Edit) ->
-    ok.
+await_end(Announcer) ->
+    Monitor = monitor(process, Announcer),
+    receive
+        {'DOWN', Monitor, process, Announcer, _Reason} -> ok
+    after ?ANNOUNCER_WAIT_MS -> ok
+    end.
 
 %% Not known now: the other nodes look themselves.
 member_nodes(QName) ->

@@ -37,8 +37,9 @@ CONF = {"net_ticktime": 8}
 # Counters of the nodes that the summary adds up over all lives of them.
 COUNTERS = (
     "pointer_writes_ok", "pointer_writes_conflict", "pointer_writes_error", "local_log_ahead_recoveries",
-    "remote_tier_ahead_recoveries", "readers_started", "manifests_resolved", "pointer_moves_missed", "chunks_served_remote",
-    "native_panics",
+    "remote_tier_ahead_recoveries", "readers_started", "manifests_resolved", "manifest_syncs",
+    "manifest_edits_applied", "manifest_edits_unfitting", "manifest_edits_corrupt", "pointer_moves_missed",
+    "chunks_served_remote", "native_panics",
 )
 
 
