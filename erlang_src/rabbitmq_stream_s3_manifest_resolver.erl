@@ -275,7 +275,12 @@ resolve(Ref, StreamId, What) ->
 apply_edit(StreamId, From, To, Edit) ->
     case rabbitmq_stream_s3:engine() of
         {ok, Engine} ->
-            rabbitmq_stream_s3_nif:manifest_apply_edit(Engine, StreamId, From, To, Edit);
+            %% What another node sends may have any shape.
+            try
+                rabbitmq_stream_s3_nif:manifest_apply_edit(Engine, StreamId, From, To, Edit)
+            catch
+                error:badarg -> {error, corrupt, <<"it has not the shape of one">>}
+            end;
         undefined ->
             {error, closed, <<"no engine">>}
     end.

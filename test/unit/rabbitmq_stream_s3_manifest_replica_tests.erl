@@ -36,6 +36,7 @@ replica_test_() ->
             {"a damaged edit asks for a sync, is told once, and hurts no other stream",
                 fun edit_damaged/0},
             {"what the native side does not know asks for a sync", fun edit_not_known_natively/0},
+            {"an edit of another shape asks for a sync", fun edit_of_another_shape/0},
             {"an edit from what is taken back changes nothing", fun edit_taken_back/0},
             {"edits of no member here, and without an engine, change nothing", fun edit_nowhere/0},
             {"a missed message is caught by the look", fun look/0},
@@ -138,7 +139,8 @@ manifest_apply_edit(double, StreamId, From, To, Edit) ->
     case Edit of
         <<"good">> -> {ok, range(To)};
         <<"damaged">> -> {error, corrupt, <<"not what is persisted">>};
-        <<"gap">> -> {error, gap, <<"something else is known">>}
+        <<"gap">> -> {error, gap, <<"something else is known">>};
+        _ -> error(badarg)
     end.
 
 log(#{level := warning, msg := {Format, _Arguments}}, #{config := Test}) ->
@@ -526,6 +528,15 @@ edit_not_known_natively() ->
     edit({1, 7, 5}, {1, 8, 6}, <<"gap">>),
     wait({edit, ?ID, {1, 7, 5}, {1, 8, 6}}),
     synced({1, 8, 6}).
+
+edit_of_another_shape() ->
+    _ = known({1, 7, 5}),
+    edit({1, 7, 5}, {1, 8, 6}, not_even_a_binary),
+    wait({edit, ?ID, {1, 7, 5}, {1, 8, 6}}),
+    synced({1, 8, 6}),
+    edit(nowhere, somewhere, <<"good">>),
+    edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
+    applied({1, 8, 6}, {1, 9, 7}).
 
 edit_taken_back() ->
     _ = known({1, 7, 5}),
