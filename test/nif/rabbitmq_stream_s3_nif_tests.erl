@@ -176,6 +176,16 @@ engines_leave_no_threads_test_() ->
         eventually(fun() -> engine_threads() =:= 0 end)
      end}.
 
+%% Publishers come first.
+threads_stay_behind_those_of_the_vm_test() ->
+    {ok, Engine} = open(),
+    eventually(fun() -> engine_threads() >= 2 end),
+    [Vm] = lists:usort([Nice || {<<"beam.smp">>, Nice} <- threads()]),
+    eventually(fun() ->
+        lists:usort([Nice || {<<"stream-s3", _/binary>>, Nice} <- threads()]) =:= [Vm + 7]
+    end),
+    ok = ?NIF:engine_close(Engine).
+
 dropped_engines_leave_no_threads_test_() ->
     {timeout,
      120,
@@ -607,6 +617,7 @@ config(Change) ->
                  connect_timeout_ms => 1000,
                  transfer_deadline_ms => 60000,
                  worker_threads => 2,
+                 worker_niceness => 7,
                  read_request_size_bytes => 4 bsl 20,
                  read_ahead_bytes => 8 bsl 20,
                  read_memory_bytes => 64 bsl 20,
@@ -727,9 +738,18 @@ in_process(Fun) ->
 %% Threads of engines, by the name that each gives itself when it starts: also of engines of the tests
 %% before that are still ending.
 engine_threads() ->
+    length([Name || {<<"stream-s3", _/binary>> = Name, _} <- threads()]).
+
+%% {Name, Niceness}, as the system has them: name in brackets, niceness the 17th field behind it.
+threads() ->
     {ok, Tasks} = file:list_dir("/proc/self/task"),
-    Named = [file:read_file("/proc/self/task/" ++ Task ++ "/comm") || Task <- Tasks],
-    length([Name || {ok, <<"stream-s3", _/binary>> = Name} <- Named]).
+    Stats = [file:read_file("/proc/self/task/" ++ Task ++ "/stat") || Task <- Tasks],
+    [thread(Stat) || {ok, Stat} <- Stats].
+
+thread(Stat) ->
+    [_, Named] = binary:split(Stat, <<"(">>),
+    [Name, Rest] = string:split(Named, <<") ">>, trailing),
+    {Name, binary_to_integer(lists:nth(17, binary:split(Rest, <<" ">>, [global])))}.
 
 %% Waits for what happens in the background, by trying until it is so.
 eventually(Condition) ->

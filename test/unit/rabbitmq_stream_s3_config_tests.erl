@@ -70,6 +70,7 @@ invalid_test_() ->
             {endpoint, "http://"},
             {request_timeout_ms, -1},
             {worker_threads, 0},
+            {worker_niceness, 20},
             {access_key_id, "alone"},
             {secret_access_key, "alone"},
             {session_token, "alone"},

@@ -2,7 +2,7 @@
 
 use std::io::Error;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::protocol::{Connection, DELIVER, PUBLISH, PUBLISH_CONFIRM, number, send};
 use crate::row::{measure, percentile};
@@ -24,6 +24,8 @@ pub struct Publish {
     pub batch: u64,
     /// Most records without a confirmation.
     pub window: u64,
+    /// Most records a second; 0: as fast as it can.
+    pub rate: u64,
 }
 
 /// What to read, and from where.
@@ -91,6 +93,11 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
                 body.extend_from_slice(&(message.len() as u32).to_be_bytes());
                 body.extend_from_slice(&message);
             }
+            if work.rate > 0 {
+                // From the start, so that a pause is made up for.
+                let due = began + Duration::from_secs_f64(sent as f64 / work.rate as f64);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
             frames
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -99,7 +106,7 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
             sent += count;
             let mut seen = confirmed.0.lock().unwrap_or_else(PoisonError::into_inner);
             while sent - *seen > work.window && !reader.is_finished() {
-                let pause = std::time::Duration::from_millis(100);
+                let pause = Duration::from_millis(100);
                 let waited = confirmed.1.wait_timeout(seen, pause);
                 seen = waited.unwrap_or_else(PoisonError::into_inner).0;
             }

@@ -35,7 +35,7 @@ const USAGE: &str = "usage: bench header-scan --dir DIR
        bench attach TARGET [--samples N]
        bench idle --dir DIR TARGET
        bench endpoint [--delay-ms N] [--rate BYTES_PER_SECOND] [--tls-cert FILE --tls-key FILE]   (prints its port)
-       bench publish --port P --stream NAME --records N --record-bytes N [--batch N] [--window N]
+       bench publish --port P --stream NAME --records N --record-bytes N [--batch N] [--window N] [--rate N]
        bench consume --port P --stream NAME --until OFFSET [--from OFFSET] [--credit N]
        bench get TARGET [--at-once N] [--part-bytes N]     (stdin: lines of KEY FIRST END)
 TARGET = --endpoint URL [--bucket NAME] [--key K --secret S] [--authorities PEM] [--against NAME]
@@ -119,6 +119,7 @@ fn run(command: &str, options: &Options) -> Result<(), Failed> {
             record_bytes: options.number("--record-bytes", 1_000)?,
             batch: options.number("--batch", 100)?,
             window: options.number("--window", 10_000)?,
+            rate: options.number("--rate", 0)?,
         }),
         "consume" => client::consume(&client::Consume {
             port: options.number("--port", 0)?,

@@ -133,6 +133,7 @@ rustler::atoms! {
     vhost,
     wait,
     worker_threads,
+    worker_niceness,
     write_anchor,
     wrong_region,
 }

@@ -13,6 +13,7 @@ use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::manifests::{Manifests, ResolvedManifest};
+use crate::priority::behind;
 use crate::read_cache::ReadCache;
 use crate::remote_reader::ReadMemory;
 use crate::remote_tier::{
@@ -133,6 +134,7 @@ impl Engine {
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.worker_threads)
             .thread_name("stream-s3")
+            .on_thread_start(behind(config.worker_niceness))
             .max_blocking_threads(config.max_concurrent_transfers + SCAN_THREADS_MAX)
             .enable_all()
             .build()

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod governor;
 pub mod local_log;
 pub mod manifests;
+mod priority;
 mod read_cache;
 pub mod remote_reader;
 pub mod remote_tier;

@@ -78,6 +78,8 @@ pub struct Config {
     pub transfer_deadline_ms: u64,
     /// Threads of the runtime.
     pub worker_threads: usize,
+    /// How far those threads are behind the one that opens the engine.
+    pub worker_niceness: u8,
     /// Size of one ranged GET.
     pub read_request_size_bytes: u64,
     /// Bytes that one reader may have fetched ahead.
@@ -118,6 +120,7 @@ impl Default for Config {
             connect_timeout_ms: 5_000,
             transfer_deadline_ms: 180_000,
             worker_threads: 2,
+            worker_niceness: 10,
             read_request_size_bytes: 4 << 20,
             read_ahead_bytes: 128 << 20,
             read_memory_bytes: 256 << 20,
@@ -263,6 +266,7 @@ impl Config {
         in_range("connect_timeout_ms", self.connect_timeout_ms, 1, DAY_MS)?;
         in_range("transfer_deadline_ms", self.transfer_deadline_ms, 1, DAY_MS)?;
         in_range("worker_threads", self.worker_threads as u64, 1, 256)?;
+        in_range("worker_niceness", u64::from(self.worker_niceness), 0, 19)?;
         in_range(
             "read_request_size_bytes",
             self.read_request_size_bytes,

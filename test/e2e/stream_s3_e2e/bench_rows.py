@@ -1,5 +1,6 @@
 """What the benchmark rows of whole brokers share: the form of a row, the fast client, and what processes use."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -36,6 +37,17 @@ def native(*words, **options):
 def test_server():
     """The S3 test server as scripts/bench built it, optimised."""
     return pathlib.Path(os.environ["STREAM_S3_BENCH"]).with_name("s3-testserver")
+
+
+@contextlib.contextmanager
+def null_endpoint():
+    """An S3 that takes everything and keeps nothing, with next to no CPU of its own; its URL."""
+    command = [os.environ["STREAM_S3_BENCH"], "endpoint"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
 
 
 def cpu_seconds(pid):

@@ -55,6 +55,7 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         connect_timeout_ms: setting!(map, connect_timeout_ms, integer),
         transfer_deadline_ms: setting!(map, transfer_deadline_ms, integer),
         worker_threads: setting!(map, worker_threads, integer),
+        worker_niceness: setting!(map, worker_niceness, integer),
         read_request_size_bytes: setting!(map, read_request_size_bytes, integer),
         read_ahead_bytes: setting!(map, read_ahead_bytes, integer),
         read_memory_bytes: setting!(map, read_memory_bytes, integer),

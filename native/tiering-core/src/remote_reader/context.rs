@@ -351,12 +351,13 @@ impl Context {
         self.grow_window(bytes);
     }
 
-    /// Bytes were used up: whoever uses up half of what was fetched ahead gets twice as much.
+    /// Bytes were used up: whoever uses up half of what was fetched ahead gets twice as much, and four times if it has to wait.
     pub(super) fn grow_window(&mut self, bytes: u64) {
         self.consumed_since_growth = self.consumed_since_growth.saturating_add(bytes);
         if self.consumed_since_growth >= self.window_bytes / 2 {
             self.consumed_since_growth = 0;
-            self.window_bytes = self.window_bytes.saturating_mul(2);
+            let factor = if self.ready_chunks == 0 { 4 } else { 2 };
+            self.window_bytes = self.window_bytes.saturating_mul(factor);
         }
         self.window_bytes = self.window_bytes.min(self.window_bytes_max());
     }

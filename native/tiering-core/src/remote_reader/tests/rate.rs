@@ -25,6 +25,8 @@ struct Line {
 struct Outcome {
     /// From when half of it was read to the end.
     bytes_per_s: u64,
+    /// When so much had been read: an eighth of all.
+    eighth_ms: u64,
     deepest: usize,
     most_bytes: u64,
     /// Of the second half.
@@ -93,6 +95,7 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
     let (mut consumer_free_ms, mut line_free_us) = (0, 0_u64);
     let mut outcome = Outcome {
         bytes_per_s: 0,
+        eighth_ms: 0,
         deepest: 0,
         most_bytes: 0,
         most_bytes_late: 0,
@@ -165,6 +168,9 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
         in_flight -= usize::from(matches!(event, Event::Fetched { .. }));
         if let Event::Consumed { bytes, .. } = event {
             read_bytes += bytes;
+            if read_bytes <= total_bytes / 8 {
+                outcome.eighth_ms = now_ms;
+            }
             if read_bytes <= total_bytes / 2 {
                 half_ms = now_ms;
             }
@@ -189,6 +195,8 @@ fn one_reader_passes_500_mb_a_second_at_100_ms_and_40_mb_a_second_for_a_connecti
         outcome.bytes_per_s,
         outcome.deepest
     );
+    // 250 MB, the search for the number of requests among them.
+    assert!(outcome.eighth_ms < 1_400, "{} ms", outcome.eighth_ms);
     assert!(outcome.most_bytes <= (128 << 20) + 2 * CHUNK_BYTES);
     assert!(
         outcome.requests < FRAGMENTS * CHUNKS * CHUNK_BYTES / (3 << 20),
