@@ -10,6 +10,9 @@
 -include("rabbitmq_stream_s3_reader.hrl").
 
 -define(OPEN_ATTEMPTS, 3).
+%% How long it takes to write one chunk, and with a slow disk.
+-define(ROLL_ATTEMPTS, 20).
+-define(ROLL_PAUSE_MS, 5).
 
 -doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
 -spec open(osiris:offset_spec(), map()) ->
@@ -49,7 +52,11 @@ resolve_offset_spec(Spec, Context) ->
 resolve(StreamId, Spec, First, Deadline, #{shared := Shared} = Context) ->
     case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
         {local, LocalSpec} ->
-            osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context));
+            Look = fun() ->
+                osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context))
+            end,
+            Id = fun(ChunkId) -> ChunkId end,
+            settled(Look, Id, fun(_) -> ok end, Shared, ?ROLL_ATTEMPTS);
         {remote, Start} ->
             Committed = osiris_log_shared:committed_chunk_id(Shared),
             ?SPEC:chunk_id(StreamId, ?SPEC:start(Spec, Start), Committed, Deadline);
@@ -215,10 +222,33 @@ route_from(Landed, StreamId, Spec, #reader{shared = Shared, context = #{dir := D
             ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline)
     end.
 
--doc "A stock reader of the local log at this place.".
+-doc """
+A stock reader of the local log at this place. Between making a segment and writing its first chunk
+the log looks as if it ended at 0 to stock, which would fail at that chunk: it is looked again.
+""".
 -spec local(osiris:offset_spec(), #reader{}) -> {ok, osiris_log:state()} | {error, term()}.
-local(Spec, #reader{context = Context}) ->
-    osiris_log:init_offset_reader(Spec, Context).
+local(Spec, #reader{context = Context, shared = Shared}) ->
+    Look = fun() -> osiris_log:init_offset_reader(Spec, Context) end,
+    settled(Look, fun osiris_log:next_offset/1, fun osiris_log:close/1, Shared, ?ROLL_ATTEMPTS).
+
+%% What stock finds is not in front of where the log began before it looked.
+settled(_, _, _, _, 0) ->
+    {error, retries_exhausted};
+settled(Look, Place, Drop, Shared, Left) ->
+    First = osiris_log_shared:first_chunk_id(Shared),
+    case Look() of
+        {ok, Found} = Answer ->
+            case Place(Found) < First of
+                true ->
+                    ok = Drop(Found),
+                    ok = timer:sleep(?ROLL_PAUSE_MS),
+                    settled(Look, Place, Drop, Shared, Left - 1);
+                false ->
+                    Answer
+            end;
+        {error, _} = Error ->
+            Error
+    end.
 
 -doc "The same reader in the remote tier, from Start; Next is the earliest offset that it can give.".
 -spec remote(rabbitmq_stream_s3_remote_log:start(), osiris:offset(), #reader{}) ->

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from stream_s3_e2e.broker import TOP, Broker, run
+from stream_s3_e2e.s3 import S3Test
 
 CACHE = pathlib.Path(
     os.environ.get("STREAM_S3_CACHE")
@@ -57,6 +58,13 @@ def run_dir(request):
     if request.session.testsfailed == failed_before and not os.environ.get("KEEP"):
         run(TOP / "scripts" / "node", "--dir", folder, "wipe", "--all")
     lock.close()
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """An S3 of this module's own, with a fault plan and a log of requests."""
+    with S3Test() as server:
+        yield server
 
 
 @pytest.hookimpl(wrapper=True)

@@ -26,12 +26,6 @@ from stream_s3_e2e.wait import wait_until
 SEGMENT = 4_000_000
 
 
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
-
-
 @pytest.fixture
 def node_name(request):
     return "bad" + "".join(c for c in request.node.name.split("[")[-1] if c.isalnum())[:24]

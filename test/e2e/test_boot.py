@@ -12,7 +12,6 @@ import pytest
 
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, ProtocolError
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -24,12 +23,6 @@ RECORD_BYTES = 20_000
 SEGMENT = 100_000
 # Each client has to have been served by the node that is up, on every stream.
 ROUNDS_AFTER_START = 1
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

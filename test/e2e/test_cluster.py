@@ -12,7 +12,6 @@ from stream_s3_e2e.consume import consume, consume_chunks
 from stream_s3_e2e.manifest import check_puts
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, at_offset, at_timestamp
 from stream_s3_e2e.tiered import PLUGIN, TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -97,12 +96,6 @@ def moved(node, counter, before, what):
     now = node.counter(counter)
     assert now > before, f"{node.name}: {counter} did not move: {what}"
     return now
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

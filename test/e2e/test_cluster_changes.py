@@ -9,7 +9,6 @@ from stream_s3_e2e.broker import run, TOP
 from stream_s3_e2e.cluster import Cluster
 from stream_s3_e2e.history import Allowance
 from stream_s3_e2e.manifest import check_puts
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST
 from stream_s3_e2e.tiered import PLUGIN
 from stream_s3_e2e.wait import wait_until
@@ -19,32 +18,20 @@ STREAM = "changes"
 
 
 @pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(run_dir, s3):
-    made = Cluster(
+    with Cluster(
         run_dir, s3, fragment_size=500_000, fragment_max_age="1s", persist_interval_ms=200, reconciliation_interval="2s"
-    )
-    try:
-        made.start().create(STREAM)
+    ) as made:
+        made.create(STREAM)
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
 def load(cluster):
-    made = Workload(cluster, STREAM).start()
-    made.read_everywhere()
-    try:
+    with Workload(cluster, STREAM) as made:
+        made.read_everywhere()
         made.wait_confirmed(200)
         yield made
-    finally:
-        made.stop()
 
 
 def fresh_reader_sees_old_records(cluster, load, node):

@@ -6,7 +6,6 @@ One story, told in order, under load all the time.
 import pytest
 
 from stream_s3_e2e.cluster import Cluster
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.wait import wait_until
 from stream_s3_e2e.workload import Workload
 
@@ -16,33 +15,21 @@ ROUND = 20
 
 
 @pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(run_dir, s3):
     # A look finds what was not told; here it comes too late to help.
-    made = Cluster(
+    with Cluster(
         run_dir, s3, fragment_size=100_000, fragment_max_age="1s", persist_interval_ms=100, rebalance_threshold=8,
         reconciliation_interval="1h",
-    )
-    try:
-        made.start().create(STREAM)
+    ) as made:
+        made.create(STREAM)
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
 def load(cluster):
-    made = Workload(cluster, STREAM).start()
-    try:
+    with Workload(cluster, STREAM) as made:
         made.wait_confirmed(200)
         yield made
-    finally:
-        made.stop()
 
 
 class Counted:

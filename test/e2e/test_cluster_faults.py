@@ -10,7 +10,6 @@ import pytest
 
 from stream_s3_e2e.cluster import Cluster
 from stream_s3_e2e.manifest import check_puts
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import at_timestamp
 from stream_s3_e2e.wait import wait_until
 from stream_s3_e2e.workload import Workload
@@ -21,33 +20,21 @@ RESUME_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(run_dir, s3):
-    made = Cluster(
+    with Cluster(
         # A node that does not answer is missed within ten seconds instead of over a minute.
         run_dir, s3, conf={"net_ticktime": 8}, fragment_size=500_000, fragment_max_age="1s", persist_interval_ms=200, request_timeout="10s"
-    )
-    try:
-        made.start().create(STREAM)
+    ) as made:
+        made.create(STREAM)
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
 def load(cluster):
-    made = Workload(cluster, STREAM).start()
-    made.read_everywhere()
-    try:
+    with Workload(cluster, STREAM) as made:
+        made.read_everywhere()
         made.wait_confirmed(200)
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from stream_s3_e2e.amqp10 import decode
 from stream_s3_e2e.consume import consume
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, ConnectionLost, NEXT, ProtocolError, at_offset
 from stream_s3_e2e.tiered import PLUGIN, TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -19,12 +18,6 @@ from stream_s3_e2e.wait import wait_until
 STREAM = "disabled"
 SIZE = fixed(20_000)
 COUNT = 600
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,12 @@ import signal
 import pytest
 
 from stream_s3_e2e.consume import consume
-from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.wait import wait_until
 from test_cluster import Cluster, reader_of, STREAM
 from stream_s3_e2e.tiered import TieredBroker
 
 SIZE = fixed(50_000)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

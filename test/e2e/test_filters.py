@@ -8,7 +8,6 @@ import pytest
 from stream_s3_e2e.consume import consume_amqp10, consume_amqp091, consume_chunks
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, at_offset
 from stream_s3_e2e.tiered import TieredBroker
 
@@ -33,12 +32,6 @@ SUBSCRIPTIONS = {
     "nobody": {"filter.0": "nobody has this"},
     "all": {f"filter.{n}": v for n, v in enumerate(v for v in VALUES if v)} | {"match-unfiltered": "true"},
 }
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 from stream_s3_e2e.consume import consume, consume_chunks
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, at_offset, at_timestamp
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -21,12 +20,6 @@ RECORDS, RECORD_BYTES = 2_400, 5_000
 # Frames of twenty records, one at a time: a chunk each, and a fragment each.
 CHUNKS = {"batch": 20, "window": 0}
 HEIGHTS = {"group": b"OSIG", "kgroup": b"OSIK", "mgroup": b"OSIM"}
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

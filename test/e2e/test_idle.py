@@ -4,7 +4,6 @@ import pytest
 
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -13,12 +12,6 @@ FIRST_STREAMS = 200
 NATIVE_BYTES_MAX = 16 * 1024
 SIZE = fixed(500)
 RECORDS = 10
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

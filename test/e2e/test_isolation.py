@@ -7,7 +7,6 @@ import pytest
 from stream_s3_e2e.consume import consume
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -59,12 +58,6 @@ class Node:
     def reader(self, stream):
         """The stream's replica reader, as text."""
         return self.broker.rpc(self.lookup(stream) + ".")
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

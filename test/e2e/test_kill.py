@@ -3,24 +3,15 @@
 import random
 import threading
 
-import pytest
-
 from stream_s3_e2e.amqp10 import encode
 from stream_s3_e2e.consume import consume, consume_amqp091
 from stream_s3_e2e.records import fixed, payload, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import LAST, ConnectionLost
 from stream_s3_e2e.tiered import TieredBroker
 
 KILLS = 20
 SIZE = fixed(20_000)
 STREAM = "killed"
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 class Publisher(threading.Thread):

@@ -9,7 +9,6 @@ import pytest
 from stream_s3_e2e.consume import consume, consume_amqp091, consume_chunks
 from stream_s3_e2e.publish import publish, publish_batches
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import at_offset
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -18,12 +17,6 @@ SIZE = fixed(50_000)
 # What is published after the loss has other bytes under the same offsets.
 LATER = fixed(40_000)
 ENDS_AT = 300
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 def lose_end(broker):

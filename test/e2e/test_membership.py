@@ -10,7 +10,6 @@ import pytest
 from stream_s3_e2e.consume import consume
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -25,12 +24,6 @@ ENABLED = {
 }
 
 TIER = {"fragment_size": 1_000_000, "persist_interval_ms": 100}
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,12 @@ from stream_s3_e2e.amqp10 import decode
 from stream_s3_e2e.consume import _amqp10_filter
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, LAST, NO_OFFSET, ProtocolError, at_offset
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
 SIZE, COUNT = fixed(50_000), 60
 HUNG, QUICK = "hung", "quick"
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

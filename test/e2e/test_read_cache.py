@@ -13,7 +13,6 @@ from stream_s3_e2e import records
 from stream_s3_e2e.amqp10 import decode
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, NEXT, at_offset
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
@@ -24,12 +23,6 @@ READERS = 10
 KILLED, KILLED_AT_ONCE = 10_000, 1_000
 # What memory may have grown by after all of them: far below what one of them in ten would hold.
 GROWTH_BYTES_MAX = 64_000_000
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -17,19 +17,12 @@ from stream_s3_e2e.consume import consume, consume_amqp10, consume_amqp091, cons
 from stream_s3_e2e.mix import Mix
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, filter_value, verify
-from stream_s3_e2e.s3 import S3Test
 from stream_s3_e2e.streamproto import FIRST, LAST, NEXT, at_offset, at_timestamp
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
 MIX = Mix(0.05)
 SEGMENT = 4_000_000
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Test() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

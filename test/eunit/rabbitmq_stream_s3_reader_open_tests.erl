@@ -21,6 +21,7 @@ reader_open_test_() ->
             fun attaches_where_the_offset_is/0,
             fun what_is_written_while_it_attaches_is_not_passed_over/0,
             fun a_replica_that_is_empty_and_begins_later_is_waited_for/0,
+            fun a_segment_that_has_no_chunk_yet_is_not_the_end_at_zero/0,
             fun a_time_that_the_local_log_has_is_read_there/0,
             fun a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile/0,
             fun waits_a_bounded_time_for_the_manifest/0,
@@ -139,6 +140,38 @@ a_replica_that_is_empty_and_begins_later_is_waited_for() ->
             close(Reader)
         end,
         [{15, remote}, {18, local}, {20, local}]
+    ).
+
+%% The log has made its next segment and not written the chunk that is for it: stock finds the end at 0.
+a_segment_that_has_no_chunk_yet_is_not_the_end_at_zero() ->
+    lists:foreach(
+        fun({Spec, At}) ->
+            Log = ?LOG:append(9, ?LOG:new("rolling")),
+            uploaded(18, Log),
+            1 = ?LOG:trim(11, Log),
+            ok = ?LOG:roll(18, Log),
+            {ok, Stock} = osiris_log:init_offset_reader(
+                Spec, (?LOG:context(#{}, Log))#{rabbitmq_stream_s3 => stock}
+            ),
+            ?assertEqual(0, osiris_log:next_offset(Stock)),
+            ok = osiris_log:close(Stock),
+            %% Written when stock has looked once: the floor is asked for before, and again after it.
+            Self = self(),
+            Written = fun() ->
+                Self ! written,
+                ok = ?LOG:unroll(18, Log),
+                ?LOG:append(1, Log)
+            end,
+            after_floor(fun() -> after_floor(fun() -> after_floor(Written) end) end),
+            Reader = open(chunk_iterator, Spec, Log),
+            receive
+                written -> ok
+            after 0 -> error({not_looked_again, Spec})
+            end,
+            ?assertEqual({local, At}, {tier(Reader), osiris_log:next_offset(element(3, Reader))}),
+            close(Reader)
+        end,
+        [{next, 20}, {18, 18}]
     ).
 
 %% Every time around every chunk of both tiers, also several chunks of one time, against the times

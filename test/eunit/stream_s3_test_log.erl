@@ -5,6 +5,7 @@
 -export([log/4]).
 -export([gap_is_certain/1]).
 -export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2, empty_at/2]).
+-export([roll/2, unroll/2]).
 
 -compile({no_auto_import, [floor/1]}).
 
@@ -154,12 +155,23 @@ trim(RemoteNext, #log{shared = Shared} = Log) ->
     Deleted.
 
 %% A replica that begins at Offset, and has nothing yet.
-empty_at(Offset, #log{dir = Dir, shared = Shared}) ->
+empty_at(Offset, #log{dir = Dir, shared = Shared} = Log) ->
     _ = [ok = file:delete(F) || F <- filelib:wildcard(filename:join(Dir, "*.{segment,index}"))],
-    Name = filename:join(Dir, io_lib:format("~20..0b", [Offset])),
-    ok = file:write_file([Name, ".segment"], <<"OSIL", 1:32>>),
-    ok = file:write_file([Name, ".index"], <<"OSII", 1:32>>),
+    ok = roll(Offset, Log),
     osiris_log_shared:set_first_chunk_id(Shared, -1).
+
+%% A segment without a chunk.
+roll(Offset, Log) ->
+    ok = file:write_file(file(Offset, "segment", Log), <<"OSIL", 1:32>>),
+    file:write_file(file(Offset, "index", Log), <<"OSII", 1:32>>).
+
+%% The log will make it again.
+unroll(Offset, Log) ->
+    ok = file:delete(file(Offset, "index", Log)),
+    file:delete(file(Offset, "segment", Log)).
+
+file(Offset, Extension, #log{dir = Dir}) ->
+    filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])).
 
 delete_files(RemoteNext, #log{dir = Dir}) ->
     rabbitmq_stream_s3_local_retention:trim(Dir, RemoteNext).

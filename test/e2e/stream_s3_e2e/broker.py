@@ -193,7 +193,8 @@ class Broker:
             try:
                 with self.client() as client:
                     client.stats(stream)
-                    client.subscribe(stream, NEXT).close()
+                    # No credit, so nothing is read: the stock broker's reader crashes if a segment is just beginning.
+                    client.subscribe(stream, NEXT, credit=0).close()
                     return client.metadata(stream)[0]
             except ProtocolError as error:
                 raise OSError(str(error)) from error

@@ -78,6 +78,16 @@ class Cluster:
         self.mark_logs()
         return self
 
+    def __enter__(self):
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_):
+        self.stop()
+
     def stop(self):
         """Kills what runs."""
         for node in self.nodes:

@@ -215,6 +215,12 @@ class Workload:
         self._number = 0
         self.finished = False
 
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.stop()
+
     def start(self):
         """Begins to publish."""
         for publisher in self.publishers:
