@@ -209,6 +209,7 @@ table() ->
         {read_cache_path, undefined, fun optional_text/1},
         {read_cache_size, 10_240 * ?MIB, within(64 * ?MIB, 1 bsl 50)},
         {read_resolve_timeout_ms, 5_000, within(0, 600_000)},
+        {read_drain_timeout_ms, 60_000, within(100, 3_600_000)},
         {verify_crc_on_read, true, fun boolean/1},
         {reconciliation_interval_ms, 60_000, within(1_000, 24 * 3_600_000)},
         {bucket_check_interval_ms, 300_000, zero_or_within(1_000, 24 * 3_600_000)},

@@ -41,7 +41,11 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {manifest_edits_unfitting, 24, counter,
         "Edits that did not follow what was known here: the manifest is fetched"},
     {manifest_edits_corrupt, 25, counter,
-        "Edits refused for what was in them: the manifest is fetched"}
+        "Edits refused for what was in them: the manifest is fetched"},
+    {drains_deferred, 26, counter,
+        "Drains of AMQP 1.0 receivers that waited for records from the remote tier"},
+    {drains_given_up, 27, counter,
+        "AMQP 1.0 receivers detached because the remote tier did not answer their drain in time"}
 ]).
 
 -type name() :: atom().

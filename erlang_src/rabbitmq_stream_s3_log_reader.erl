@@ -2,6 +2,8 @@
 %% Every such reader is ours, also one that only reads local segments: a stock reader silently
 %% steps over segments that tiering has deleted (it opens the segment named by the floor of the
 %% log).
+%% Opening one never waits and reading from one never waits: "no chunk yet" is the answer of everything
+%% that takes time, and the owner is woken.
 %% Does not own: opening it (rabbitmq_stream_s3_reader_open), which tier it reads from
 %% (rabbitmq_stream_s3_tiers), reading itself. Local: a stock reader inside; remote:
 %% rabbitmq_stream_s3_remote_log. Nor where a consumer starts: rabbitmq_stream_s3_offset_spec.
@@ -11,6 +13,8 @@
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
 -export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
 -export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
+%% called by rabbitmq_stream_s3_drain
+-export([is_at_end/1, wake_after/2, owner/1]).
 
 -include("rabbitmq_stream_s3_reader.hrl").
 
@@ -34,7 +38,7 @@ init_offset_reader(Spec, Context) ->
 -doc "The chunk id at which a reader with this spec would start.".
 -spec resolve_offset_spec(osiris:offset_spec(), map()) -> {ok, osiris:offset()} | {error, term()}.
 resolve_offset_spec(Spec, Context) ->
-    ?OPEN:resolve_offset_spec(Spec, Context).
+    rabbitmq_stream_s3_reader_lookup:resolve_offset_spec(Spec, Context).
 
 -doc """
 Takes over a stock reader that was opened before the hooks were there. Inner is that reader with
@@ -73,12 +77,13 @@ send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
             {end_of_stream, {?MODULE, Next#reader{asks_again = not AsksAgain}}};
         {ok, Next} ->
             {ok, {?MODULE, Next#reader{asks_again = true}}};
-        {error, {stream_s3, Kind}} = Error ->
-            %% The connection would only log it: a consumer that nobody tells waits for ever.
-            ok = rabbitmq_stream_s3_subscription:ended(
-                Reader#reader.counter_id, Reader#reader.reference, Reader#reader.shared, Kind
+        {refused, Kind, Next} ->
+            %% An error would be logged by the connection, and its consumer would wait for ever; not
+            %% every RabbitMQ 4 has a clause for it everywhere.
+            ok = rabbitmq_stream_s3_subscription:end_stream(
+                Next#reader.counter_id, Next#reader.reference, Next#reader.shared, Kind
             ),
-            Error;
+            {end_of_stream, {?MODULE, Next}};
         {error, _} = Error ->
             Error
     end.
@@ -107,7 +112,8 @@ chunk_iterator(State, Credit) ->
     {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
 chunk_iterator({?MODULE, #reader{asks_again = true} = Reader}, Credit, Previous) ->
     chunk_iterator({?MODULE, Reader#reader{asks_again = false}}, Credit, Previous);
-chunk_iterator({?MODULE, Reader}, Credit, Previous) ->
+chunk_iterator({?MODULE, Reader0}, Credit, Previous) ->
+    Reader = unless_ended(Reader0),
     Local = fun(Log, Chained, Guard) ->
         case stock_iterator(Log, Credit, Previous, Chained) of
             {ok, #{chunk_id := Id}, _, Next} = Chunk ->
@@ -128,8 +134,26 @@ chunk_iterator({?MODULE, Reader}, Credit, Previous) ->
     end,
     case ?TIERS:read(Reader, Local, Deliver) of
         {ok, Header, Iterator, Next} -> {ok, Header, Iterator, {?MODULE, Next}};
-        {end_of_stream, Next} -> {end_of_stream, {?MODULE, Next}};
-        {error, _} = Error -> Error
+        {end_of_stream, Next} ->
+            {end_of_stream, {?MODULE, Next}};
+        {refused, _Kind, #reader{reference = Reference} = Next} ->
+            %% An error would take the channel or session along.
+            ok = rabbitmq_stream_s3_subscription:end_amqp(Reference),
+            {end_of_stream, {?MODULE, Next}};
+        {error, _} = Error ->
+            Error
+    end.
+
+%% A channel or session that ends the consumers of a stream keeps their readers.
+unless_ended(#reader{tier = {ended, _}} = Reader) ->
+    Reader;
+unless_ended(#reader{reference = Reference, opened = Opened} = Reader) ->
+    case rabbitmq_stream_s3_subscription:is_ended(Reference, Opened) of
+        true ->
+            ok = ?WAIT:close_tier(Reader),
+            Reader#reader{tier = {ended, ?WAIT:next(Reader)}};
+        false ->
+            Reader
     end.
 
 stock_iterator(Log, Credit, Previous, Chained) ->
@@ -159,14 +183,35 @@ committed_offset({?MODULE, #reader{shared = Shared}}) ->
 committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->
     osiris_log_shared:committed_chunk_id(Shared).
 
+-doc """
+Whether the consumer has been given everything up to the committed end of the stream, as far as the
+member on this node knows it.
+""".
+-spec is_at_end(state()) -> boolean().
+is_at_end({?MODULE, #reader{tier = {ended, _}}}) ->
+    true;
+is_at_end({?MODULE, #reader{tier = {unknown, _}}}) ->
+    false;
+is_at_end({?MODULE, #reader{shared = Shared} = Reader}) ->
+    ?WAIT:next(Reader) > ?SPEC:committed_offset(Shared).
+
+-doc "Wakes the owner of a reader after this time, as if there were a chunk for it.".
+-spec wake_after(pos_integer(), state()) -> reference().
+wake_after(Ms, {?MODULE, #reader{wake = Wake}}) ->
+    erlang:send_after(Ms, self(), Wake).
+
+-doc "The queue of a reader, and the name of its statistics.".
+-spec owner(state()) -> {Reference :: term(), CounterId :: term()}.
+owner({?MODULE, #reader{reference = Reference, counter_id = CounterId}}) ->
+    {Reference, CounterId}.
+
 -spec close(state()) -> ok.
-close({?MODULE, #reader{tier = Tier, timer = Timer, count = Count} = Reader}) ->
-    case Tier of
-        {local, Log} -> ok = osiris_log:close(Log);
-        {remote, Remote} -> ok = rabbitmq_stream_s3_remote_log:close(Remote)
-    end,
+close({?MODULE, #reader{timer = Timer, count = Count, counter_id = CounterId} = Reader}) ->
+    ok = ?OPEN:closing(Reader),
+    ok = ?WAIT:close_tier(Reader),
     _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
     ok = ?WAIT:goes_on(Reader),
-    ok = rabbitmq_stream_s3_subscription:closed(Reader#reader.counter_id),
+    ok = rabbitmq_stream_s3_subscription:closed(CounterId),
+    ok = rabbitmq_stream_s3_drain:closed(CounterId),
     _ = Count(-1),
     ?OPEN:delete_counter(Reader).

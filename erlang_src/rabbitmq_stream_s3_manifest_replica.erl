@@ -44,6 +44,7 @@ compares with the metadata store.
     announce/4,
     ask_writer/1,
     published/2,
+    wanted/1,
     look/0,
     engine_opened/0
 ]).
@@ -236,6 +237,11 @@ it known. `taken_back`: its writer has said that it must not be, and it no longe
 published(StreamId, Pointer) ->
     gen_server:call(?MODULE, {published, StreamId, Pointer}).
 
+-doc "A consumer waits for the manifest of this stream: it comes before those that nobody waits for.".
+-spec wanted(stream_id()) -> ok.
+wanted(StreamId) ->
+    gen_server:cast(?MODULE, {wanted, StreamId}).
+
 -doc "Compares what is known of every acceptor with this node's copy of the pointers.".
 -spec look() -> ok.
 look() ->
@@ -295,6 +301,8 @@ handle_cast({pointer_wanted, StreamId, Node}, State) ->
     {noreply, State};
 handle_cast({pointer_taken_back, StreamId, Revision, _WriterNode}, State) ->
     {noreply, resolver(taken_back, [StreamId, Revision], State)};
+handle_cast({wanted, StreamId}, State) ->
+    {noreply, resolver(wanted, [StreamId], State)};
 handle_cast(look, State) ->
     {noreply, resolver(look, [], State)};
 handle_cast(engine_opened, State) ->

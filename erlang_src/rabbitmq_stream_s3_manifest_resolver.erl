@@ -23,6 +23,7 @@ rabbitmq_stream_s3_replica_context.
     edited/6,
     taken_back/3,
     published/3,
+    wanted/2,
     look/1,
     engine_opened/1,
     handle_info/2
@@ -47,6 +48,8 @@ rabbitmq_stream_s3_replica_context.
     streams = #{} :: #{stream_id() => #stream{}},
     %% Streams that may have something to do.
     ready = queue:new() :: queue:queue(stream_id()),
+    %% Those of them that consumers wait for.
+    wanted = #{} :: #{stream_id() => []},
     %% The monitor of a task, or the reference of a native answer.
     work = #{} :: #{reference() => {stream_id(), task | fetch, Since :: integer()}},
     look :: reference() | undefined
@@ -148,6 +151,15 @@ published(StreamId, Pointer, #resolver{streams = Streams} = R) ->
             {ok, R}
     end.
 
+-doc "A consumer waits for the manifest of this stream.".
+-spec wanted(stream_id(), t()) -> t().
+wanted(StreamId, #resolver{streams = Streams, wanted = Wanted} = R) when
+    is_map_key(StreamId, Streams)
+->
+    run(R#resolver{wanted = Wanted#{StreamId => []}});
+wanted(_StreamId, R) ->
+    R.
+
 -doc "Compares what is known of every stream with this node's copy of the pointers.".
 -spec look(t()) -> t().
 look(#resolver{streams = Streams} = R) ->
@@ -210,6 +222,9 @@ ready(StreamId, #resolver{ready = Ready} = R) ->
 
 run(#resolver{work = Work} = R) when map_size(Work) >= ?WORK_MAX ->
     R;
+run(#resolver{wanted = Wanted} = R) when map_size(Wanted) > 0 ->
+    {StreamId, [], _} = maps:next(maps:iterator(Wanted)),
+    run(begin_next(StreamId, R#resolver{wanted = maps:remove(StreamId, Wanted)}));
 run(#resolver{ready = Ready0} = R) ->
     case queue:out(Ready0) of
         {empty, _} -> R;

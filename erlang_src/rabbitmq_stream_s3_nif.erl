@@ -22,7 +22,6 @@
          manifest_reset/2,
          manifest_forget/2,
          manifest_range/2,
-         manifest_await/4,
          manifest_resolve/5,
          manifest_apply_edit/5,
          route/5]).
@@ -49,7 +48,6 @@
        manifest_reset/2,
        manifest_forget/2,
        manifest_range/2,
-       manifest_await/4,
        manifest_resolve/5,
        manifest_apply_edit/5,
        route/5,
@@ -215,11 +213,6 @@ manifest_forget(_Engine, _StreamId) ->
 -spec manifest_range(engine(), stream_id()) ->
     {ok, offset(), offset()} | pending | none | bug().
 manifest_range(_Engine, _StreamId) ->
-    erlang:nif_error(not_loaded).
-
--spec manifest_await(engine(), pid(), reference(), stream_id()) ->
-    ok | {error, closed} | bug().
-manifest_await(_Engine, _Pid, _Ref, _StreamId) ->
     erlang:nif_error(not_loaded).
 
 -spec manifest_resolve(engine(), pid(), reference(), stream_id(), pointer() | empty) ->

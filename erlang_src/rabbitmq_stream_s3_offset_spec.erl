@@ -1,58 +1,45 @@
-%% Owns: where a consumer starts, in osiris' words: asks the native route/5, waits a bounded time
-%% for a manifest that is not known yet, or that may be too old to say that there is a gap between
-%% the tiers, and finds the chunk of a place in the remote tier.
-%% Does not own: the decision itself (native), opening anything that lasts
-%% (rabbitmq_stream_s3_log_reader).
+%% Owns: where a consumer starts, in osiris' words: asks the native route/5, and says `unknown` while
+%% the answer would depend on a manifest that this node does not know yet, or that may be too old to
+%% say that there is a gap between the tiers.
+%% Does not own: the decision itself (native), opening a reader and waiting until the place is known
+%% (rabbitmq_stream_s3_reader_open, rabbitmq_stream_s3_tiers).
 -module(rabbitmq_stream_s3_offset_spec).
 
--export([route/5, behind_a_local_chunk/2, chunk_id/4, stock/1, start/2, deadline/0]).
--export([committed_offset/1]).
--export([run_aside/1]).
+-export([route/4, supported/1, pinned/2, provisional/2]).
+-export([behind_a_local_chunk/2, stock/1, start/2, deadline/0, committed_offset/1]).
 
 -include("rabbitmq_stream_s3.hrl").
 
 -type start() :: rabbitmq_stream_s3_remote_log:start().
+-type route() ::
+    {local, term()} | {remote, osiris:offset()} | unknown | {error, {offset_out_of_range, term()}}.
+-export_type([route/0]).
 
 -define(RESOLVE_TIMEOUT_MS, 5000).
--define(ENGINE_POLL_MS, 50).
+-define(OFFSET_MAX, 16#ffffffffffffffff).
+-define(TIMESTAMP_MAX, 16#7fffffffffffffff).
 
 -doc """
-Where to start: First is the first local chunk id, -1 if the log is empty. A manifest that is not
-known yet is waited for, so that "unknown" never looks like "not there"; unless the local log has
-the answer whatever the manifest says. So is an engine that is not there: it is started, or
-restarted. A place that is at First only because the manifest ends below it is given when that is
-certain (rabbitmq_stream_s3_gap).
+Where to start: First is the first local chunk id, -1 if the log is empty. Never waits. `unknown`
+while this node has no engine, does not know the manifest, or has not verified that a gap below First
+is real (rabbitmq_stream_s3_gap), unless the local log has the answer whatever the manifest says. An
+unknown place never looks like a known one.
 """.
--spec route(
-    binary(),
-    osiris:offset_spec(),
-    atomics:atomics_ref(),
-    osiris:offset() | -1,
-    Deadline :: integer()
-) -> {local, term()} | {remote, osiris:offset()} | {error, term()}.
-route(StreamId, Spec, Shared, First, Deadline) ->
-    LocalNext = local_next(Shared),
+-spec route(binary(), osiris:offset_spec(), atomics:atomics_ref(), osiris:offset() | -1) -> route().
+route(StreamId, Spec, Shared, First) ->
     NativeSpec = native_spec(Spec),
+    LocalNext = local_next(Shared),
     Engine = persistent_term:get(?ENGINE, undefined),
     case native_route(Engine, StreamId, NativeSpec, First, LocalNext) of
         pending ->
-            case local_route(NativeSpec, First, LocalNext) of
-                {local, _} = Route ->
-                    Route;
-                unknown ->
-                    case await(Engine, StreamId, Shared, Deadline) of
-                        ok ->
-                            route(StreamId, Spec, Shared, First, Deadline);
-                        {error, _} = Error ->
-                            Error
-                    end
-            end;
+            ok = mark_member(Engine, StreamId, Shared),
+            local_route(NativeSpec, First, LocalNext);
         {remote, _} = Route ->
             Route;
         Route ->
             case ends_below(Engine, StreamId, NativeSpec, First) of
                 false -> Route;
-                true -> after_gap(StreamId, Spec, Shared, First, Deadline)
+                true -> beyond_gap(Engine, StreamId, NativeSpec, First, LocalNext)
             end
     end.
 
@@ -60,7 +47,7 @@ route(StreamId, Spec, Shared, First, Deadline) ->
 ends_below(Engine, StreamId, Spec, First) ->
     case leads_below(Spec, First) andalso rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
         {ok, _, RemoteNext} -> RemoteNext < First;
-        %% Forgotten since; or of no interest.
+        %% The spec does not lead below, or the stream has just been forgotten.
         _ -> false
     end.
 
@@ -71,18 +58,49 @@ leads_below({abs, N}, First) -> N < First;
 leads_below(first, _) -> true;
 leads_below({timestamp, _}, _) -> true.
 
-after_gap(StreamId, Spec, Shared, First, Deadline) ->
-    case rabbitmq_stream_s3_gap:await(StreamId, First, Deadline) of
-        ok ->
-            %% The manifest may be another one by now.
-            Engine = persistent_term:get(?ENGINE, undefined),
-            case native_route(Engine, StreamId, native_spec(Spec), First, local_next(Shared)) of
-                pending -> route(StreamId, Spec, Shared, First, Deadline);
+beyond_gap(Engine, StreamId, Spec, First, LocalNext) ->
+    case rabbitmq_stream_s3_gap:is_certain(StreamId, First) of
+        true ->
+            %% Verifying the gap may have brought a newer manifest.
+            case native_route(Engine, StreamId, Spec, First, LocalNext) of
+                pending -> unknown;
                 Route -> Route
             end;
-        {error, _} = Error ->
-            Error
+        false ->
+            unknown
     end.
+
+-doc "Whether a spec is one that osiris knows. Stock answers for any other.".
+-spec supported(term()) -> boolean().
+supported(Spec) when Spec =:= first; Spec =:= last; Spec =:= next; is_integer(Spec) -> true;
+supported({abs, N}) -> is_integer(N) andalso N >= 0;
+supported({timestamp, T}) -> is_integer(T);
+supported(_) -> false.
+
+-doc """
+The spec of a reader that cannot be placed now. `next` keeps meaning the end of the log as it is at
+this moment: what is published while the reader waits is for it.
+""".
+-spec pinned(osiris:offset_spec(), atomics:atomics_ref()) -> osiris:offset_spec().
+pinned(next, Shared) ->
+    case knows_committed_offset() of
+        true -> osiris_log_shared:committed_offset(Shared) + 1;
+        false -> next
+    end;
+pinned(Spec, _) ->
+    Spec.
+
+-doc """
+The offset at which a reader stands whose place has yet to be found: not behind that place, nor beyond
+the end of the log, where its owner would listen for records that do not come.
+""".
+-spec provisional(osiris:offset_spec(), atomics:atomics_ref()) -> osiris:offset().
+provisional({abs, Offset}, Shared) ->
+    provisional(Offset, Shared);
+provisional(Offset, Shared) when is_integer(Offset) ->
+    max(0, min(Offset, committed_offset(Shared) + 1));
+provisional(_, _) ->
+    0.
 
 native_route(undefined, _, _, _, _) ->
     pending;
@@ -130,7 +148,11 @@ behind_a_local_chunk(ChunkId, Dir) ->
         none -> false
     end.
 
-native_spec(Offset) when is_integer(Offset) -> {offset, Offset};
+%% Clients may ask for any integer. An offset below the log means its beginning, as in stock, and what
+%% is beyond the 64 bits of an offset or a time is beyond every record.
+native_spec(Offset) when is_integer(Offset) -> {offset, max(0, min(Offset, ?OFFSET_MAX))};
+native_spec({abs, Offset}) -> {abs, min(Offset, ?OFFSET_MAX)};
+native_spec({timestamp, T}) -> {timestamp, max(-?TIMESTAMP_MAX, min(T, ?TIMESTAMP_MAX))};
 native_spec(Spec) -> Spec.
 
 -doc "The local part of a route for a stock reader.".
@@ -140,25 +162,18 @@ stock(Spec) -> Spec.
 
 -doc "The remote part of a route for a native reader: the route is provisional for a timestamp.".
 -spec start(osiris:offset_spec(), osiris:offset()) -> start().
-start({timestamp, _} = Spec, _) -> Spec;
+start({timestamp, _} = Spec, _) -> native_spec(Spec);
 start(_, Offset) -> {offset, Offset}.
 
--doc "When to stop waiting for something that starts now.".
+-doc "Until when a stream that this node has forgotten may still come back.".
 -spec deadline() -> integer().
 deadline() ->
     Timeout = application:get_env(rabbitmq_stream_s3, read_resolve_timeout_ms, ?RESOLVE_TIMEOUT_MS),
     erlang:monotonic_time(millisecond) + Timeout.
 
-await(undefined, _, _, Deadline) ->
-    case erlang:monotonic_time(millisecond) < Deadline of
-        true -> timer:sleep(?ENGINE_POLL_MS);
-        false -> {error, unavailable}
-    end;
-await(Engine, StreamId, Shared, Deadline) ->
-    ok = mark_member(Engine, StreamId, Shared),
-    await_manifest(Engine, StreamId, Deadline).
-
 %% A member that nobody has announced yet: to this engine nothing is known of its stream.
+mark_member(undefined, _, _) ->
+    ok;
 mark_member(Engine, StreamId, Shared) ->
     case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
         none ->
@@ -169,78 +184,3 @@ mark_member(Engine, StreamId, Shared) ->
         _ ->
             ok
     end.
-
-await_manifest(Engine, StreamId, Deadline) ->
-    aside(Deadline, fun() ->
-        Ref = make_ref(),
-        case rabbitmq_stream_s3_nif:manifest_await(Engine, self(), Ref, StreamId) of
-            ok ->
-                receive
-                    {rabbitmq_stream_s3, Ref, resolved} -> still_there(Engine, StreamId)
-                end;
-            {error, _} ->
-                {error, unavailable}
-        end
-    end).
-
-%% Forgotten is no answer: its member is being replaced, or there is nothing to wait for.
-still_there(Engine, StreamId) ->
-    case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
-        none -> {error, unavailable};
-        _ -> ok
-    end.
-
--doc "The id of the chunk at a place in the remote tier.".
--spec chunk_id(
-    binary(),
-    start(),
-    CommittedChunkId :: osiris:offset(),
-    Deadline :: integer()
-) -> {ok, osiris:offset()} | {error, term()}.
-chunk_id(StreamId, Start, Committed, Deadline) ->
-    aside(Deadline, fun() ->
-        case persistent_term:get(?ENGINE, undefined) of
-            undefined ->
-                {error, unavailable};
-            Engine ->
-                case rabbitmq_stream_s3_nif:reader_open(Engine, self(), wake, StreamId, Start) of
-                    {ok, Handle} -> first_chunk(Handle, Committed);
-                    {error, closed} -> {error, unavailable};
-                    {error, _} = Error -> Error
-                end
-        end
-    end).
-
-first_chunk(Handle, Committed) ->
-    case rabbitmq_stream_s3_nif:reader_read(Handle, Committed) of
-        {chunk, #{chunk_id := ChunkId}, _, _, _} ->
-            {ok, ChunkId};
-        wait ->
-            receive
-                wake -> first_chunk(Handle, Committed)
-            end;
-        {local, Next} ->
-            {ok, Next};
-        {error, Kind, _} ->
-            {error, {stream_s3, Kind}};
-        {error, _} = Error ->
-            Error
-    end.
-
-%% Runs a wait for native messages in a process of its own: a message that comes after the
-%% deadline must not end up in the mailbox of a connection.
-aside(Deadline, Fun) ->
-    {Pid, Monitor} = spawn_monitor(?MODULE, run_aside, [Fun]),
-    receive
-        {'DOWN', Monitor, process, Pid, {aside, Result}} -> Result;
-        {'DOWN', Monitor, process, Pid, _} -> {error, unavailable}
-    after max(0, Deadline - erlang:monotonic_time(millisecond)) ->
-        exit(Pid, kill),
-        true = erlang:demonitor(Monitor, [flush]),
-        {error, unavailable}
-    end.
-
--doc false.
--spec run_aside(fun(() -> term())) -> no_return().
-run_aside(Fun) ->
-    exit({aside, Fun()}).

@@ -85,13 +85,14 @@ member(Shared) ->
 
 attach_locked() ->
     %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.
-    _ = [code:ensure_loaded(M) || M <- [?HOOKS, ?READER]],
+    _ = [code:ensure_loaded(M) || M <- [?HOOKS, ?READER, rabbitmq_stream_s3_drain]],
     ok = rabbitmq_stream_s3_local_retention:init(),
     maybe
         {module, _} ?= code:ensure_loaded(osiris_log),
         ok ?= neighbours(),
         ok ?= install(native(), installed_version(osiris_log)),
         ok = install_statistics(),
+        ok = install_drain(),
         ok = application:set_env(osiris, log_reader, ?READER),
         ok = application:set_env(osiris, log_hooks, ?HOOKS)
     else
@@ -173,6 +174,32 @@ install_statistics(Module, Functions) ->
             ok;
         {error, {_, Text}} ->
             ?LOG_WARNING("stream_s3: ~s tells of the local log only: ~ts", [Module, Text])
+    end.
+
+%% Nor is this: without it a receiver that drains may be told too early that there is nothing more.
+install_drain() ->
+    Module = rabbit_stream_queue,
+    case {code:ensure_loaded(Module), installed_version(Module)} of
+        {{module, _}, none} ->
+            Result =
+                maybe
+                    {ok, File, Forms} ?= abstract_code(Module),
+                    {ok, Wrapped} ?= rabbitmq_stream_s3_osiris_forms:wrap_drain(?MARK, Forms),
+                    {ok, Binary} ?= compiled(Module, Wrapped),
+                    load(Module, File, Binary)
+                end,
+            case Result of
+                ok ->
+                    ok;
+                {error, {_, Text}} ->
+                    ?LOG_WARNING(
+                        "stream_s3: a draining AMQP 1.0 receiver may be answered before it has read what is "
+                        "in the remote tier: ~ts",
+                        [Text]
+                    )
+            end;
+        _ ->
+            ok
     end.
 
 %% What log reader and hooks call outside osiris_log.

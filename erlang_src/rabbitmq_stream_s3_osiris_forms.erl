@@ -8,7 +8,7 @@
 %% hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
 -module(rabbitmq_stream_s3_osiris_forms).
 
--export([instrument/2, wrap_answers/3, version/0]).
+-export([instrument/2, wrap_answers/3, wrap_drain/2, version/0]).
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -export_type([forms/0]).
@@ -47,6 +47,30 @@ wrap_answers(Mark, Functions, Forms) ->
         There ->
             Attributes = [{attribute, erl_anno:new(0), Mark, ?VERSION}],
             {ok, replace(There, Attributes, [parse(looked_over(F)) || F <- There], Forms)}
+    end.
+
+-doc """
+Has rabbitmq_stream_s3_drain decide when a drain of one of our readers is complete. The forms are those
+of rabbit_stream_queue, where a drain completes at any end of stream, and is answered right after.
+""".
+-spec wrap_drain(atom(), forms()) -> {ok, forms()} | {error, {unknown_shape, unicode:chardata()}}.
+wrap_drain(Mark, Forms) ->
+    Functions = [{maybe_drain, 1}, {credit_reply, 2}],
+    Defined = [{N, A} || {function, _, N, A, _} <- Forms],
+    Wanted = [credit, drain, credit_reply_outstanding, log],
+    Problems =
+        [missing(F) || F <- Functions -- Defined] ++
+            [
+                io_lib:format("record stream has no field ~s", [Field])
+             || Field <- Wanted -- fields(stream, Forms)
+            ],
+    case Problems of
+        [] ->
+            Attributes = [{attribute, erl_anno:new(0), Mark, ?VERSION}],
+            Wrappers = [parse(Text) || Text <- [maybe_drain(), credit_reply()]],
+            {ok, replace(Functions, Attributes, Wrappers, Forms)};
+        _ ->
+            {error, {unknown_shape, lists:join(", ", Problems)}}
     end.
 
 %% Every group lists arities that may carry the hook, best first; the first one present gets it.
@@ -194,6 +218,23 @@ looked_over({Name, Arity}) ->
             lists:join(", ", Args ++ ["Answer"])
         ]
     ).
+
+%% Without our modules, as after disabling, stock decides.
+maybe_drain() ->
+    "maybe_drain(#stream{drain = true, credit = Credit,"
+    "                    log = {rabbitmq_stream_s3_log_reader, _} = Log} = Stream) when Credit > 0 ->"
+    "    case try rabbitmq_stream_s3_drain:is_complete(Log) catch error:undef -> true end of"
+    "        true -> '$stock_maybe_drain'(Stream);"
+    "        false -> Stream"
+    "    end;"
+    "maybe_drain(Stream) -> '$stock_maybe_drain'(Stream).".
+
+%% Credit is left, so the drain is not complete. The session expects none in the answer to a drain.
+credit_reply() ->
+    "credit_reply(_, #stream{drain = true, credit = Credit,"
+    "                        log = {rabbitmq_stream_s3_log_reader, _}} = Stream) when Credit > 0 ->"
+    "    {Stream, []};"
+    "credit_reply(Tag, Stream) -> '$stock_credit_reply'(Tag, Stream).".
 
 %% Cold functions ask the application environment, so that unset variables mean stock.
 wrapper({init, 2}) ->

@@ -3,7 +3,14 @@
 
 -record(reader, {
     stream_id :: binary(),
-    tier :: undefined | {local, osiris_log:state()} | {remote, rabbitmq_stream_s3_remote_log:t()},
+    tier ::
+        undefined
+        %% Its place is not known yet.
+        | {unknown, osiris:offset_spec()}
+        | {local, osiris_log:state()}
+        | {remote, rabbitmq_stream_s3_remote_log:t()}
+        %% It was refused for good at this offset, and its owner has been notified.
+        | {ended, osiris:offset()},
     %% What opens a stock reader inside: counts nothing, since this reader does.
     context :: map(),
     shared :: atomics:atomics_ref(),
@@ -13,6 +20,8 @@
     transport :: tcp | ssl,
     chunk_selector :: all | user_data,
     filter :: undefined | osiris_bloom:mstate(),
+    %% When: of two readers of one process the later one has the greater number.
+    opened = erlang:unique_integer([monotonic]) :: integer(),
     %% The queue, if the context names one.
     reference :: term(),
     %% Makes the owner try again; both kinds of consumer understand it.
@@ -21,6 +30,8 @@
     %% The owner will ask once more before it believes the end of the stream.
     asks_again = true :: boolean(),
     forgotten_until :: undefined | integer(),
+    %% Tries since the last chunk that had to wait for something else: each waits longer.
+    retries = 0 :: non_neg_integer(),
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
     chained = false :: boolean()

@@ -1,76 +1,84 @@
-%% Owns: opening a reader on the tier that has its place, and opening either tier for it later.
-%% Does not own: which offset a place is, and whether a gap in front of it is certain
-%% (rabbitmq_stream_s3_offset_spec); which tier a reader goes on in (rabbitmq_stream_s3_tiers).
+%% Owns: opening a reader on the tier that has its place, without ever waiting: while the place is
+%% unknown the reader is in a tier of its own, which has no chunk yet. And opening either tier later.
+%% Does not own: which offset a place is, and whether a gap before it is certain
+%% (rabbitmq_stream_s3_offset_spec); which tier a reader continues in (rabbitmq_stream_s3_tiers); the
+%% command that only asks for a place (rabbitmq_stream_s3_reader_lookup).
 -module(rabbitmq_stream_s3_reader_open).
 
--export([open/2, resolve_offset_spec/2, adopt/2]).
--export([local/2, remote/3, local_first/1, oldest_chunk/1, delete_counter/1]).
+-export([open/2, place/2, adopt/2, closing/1, tiered/1, stock/1]).
+-export([local/2, remote/3, settled/4, local_first/1, oldest_chunk/1, delete_counter/1]).
 
 -include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_reader.hrl").
 
 -define(OPEN_ATTEMPTS, 3).
-%% How long it takes to write one chunk, and with a slow disk.
--define(ROLL_ATTEMPTS, 20).
--define(ROLL_PAUSE_MS, 5).
+-define(UNPLACED(Reference), {?MODULE, unplaced, Reference}).
 
--doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
+-doc """
+Opens a reader on the tier that has the offset. A stream that is not tiered stays stock. Never waits
+and never fails for something that may pass: whoever attaches has no way to handle either. An error
+is final: the offset is out of range.
+""".
 -spec open(osiris:offset_spec(), map()) ->
     {ok, #reader{}} | {stock, {ok, osiris_log:state()} | {error, term()}} | {error, term()}.
-open(Spec, Context) ->
-    case tiered(Context) of
+open(Asked, Context) ->
+    case ?SPEC:supported(Asked) andalso tiered(Context) of
         false ->
-            {stock, osiris_log:init_offset_reader(Spec, stock(Context))};
+            {stock, osiris_log:init_offset_reader(Asked, stock(Context))};
         {true, StreamId} ->
-            #reader{count = Count} = Reader0 = new(StreamId, Context),
-            case place(Spec, Reader0) of
-                {ok, Reader} ->
-                    _ = Count(1),
-                    {ok, Reader};
+            Spec = reopened(Asked, Context),
+            Reader = new(StreamId, Context),
+            try place(Spec, Reader) of
+                {ok, Placed} ->
+                    counted(Placed);
+                {unknown, _Why} ->
+                    ok = rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+                    Pinned = ?SPEC:pinned(Spec, Reader#reader.shared),
+                    counted(Reader#reader{tier = {unknown, Pinned}});
                 {error, _} = Error ->
-                    ok = delete_counter(Reader0),
+                    ok = delete_counter(Reader),
                     Error
+            catch
+                Class:Reason:Stack ->
+                    ok = delete_counter(Reader),
+                    erlang:raise(Class, Reason, Stack)
             end
     end.
 
--doc "The chunk id at which a reader with this spec would start.".
--spec resolve_offset_spec(osiris:offset_spec(), map()) -> {ok, osiris:offset()} | {error, term()}.
-resolve_offset_spec(Spec, Context) ->
-    case tiered(Context) of
-        false ->
-            osiris_log:resolve_offset_spec(Spec, stock(Context));
-        {true, StreamId} ->
-            Deadline = ?SPEC:deadline(),
-            #{shared := Shared} = Context,
-            First = osiris_log_shared:first_chunk_id(Shared),
-            case resolved_locally(Spec, First, Context) of
-                {ok, _} = Found -> Found;
-                false -> resolve(StreamId, Spec, First, Deadline, Context)
-            end
-    end.
-
-resolve(StreamId, Spec, First, Deadline, #{shared := Shared} = Context) ->
-    case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
-        {local, LocalSpec} ->
-            Look = fun() ->
-                osiris_log:resolve_offset_spec(?SPEC:stock(LocalSpec), stock(Context))
-            end,
-            Id = fun(ChunkId) -> ChunkId end,
-            settled(Look, Id, fun(_) -> ok end, Shared, ?ROLL_ATTEMPTS);
-        {remote, Start} ->
-            Committed = osiris_log_shared:committed_chunk_id(Shared),
-            ?SPEC:chunk_id(StreamId, ?SPEC:start(Spec, Start), Committed, Deadline);
-        {error, _} = Error ->
-            Error
-    end.
-
-resolved_locally({timestamp, _} = Spec, First, #{dir := Dir} = Context) when First > 0 ->
-    case osiris_log:resolve_offset_spec(Spec, stock(Context)) of
-        {ok, ChunkId} = Found -> ?SPEC:behind_a_local_chunk(ChunkId, Dir) andalso Found;
-        {error, _} -> false
+%% When the local member changes, AMQP consumers are opened again at the offset where their reader
+%% stood, by a counter that has no consumer's tag. A reader that had not found its place yet stood at a
+%% provisional one: its successor looks for the same place.
+reopened(Offset, #{reference := Reference, counter_spec := {Id, _}}) ->
+    case {erase(?UNPLACED(Reference)), Id} of
+        {{Offset, Spec}, {rabbit_stream_queue, _, Pid}} when is_pid(Pid) -> Spec;
+        _ -> Offset
     end;
-resolved_locally(_, _, _) ->
+reopened(Offset, _) ->
+    Offset.
+
+-doc "The calling process closes the reader, and may be about to open its successor.".
+-spec closing(#reader{}) -> ok.
+closing(#reader{reference = Reference} = Reader) ->
+    _ =
+        case unplaced(Reader) of
+            {true, Next, Spec} -> put(?UNPLACED(Reference), {Next, Spec});
+            false -> erase(?UNPLACED(Reference))
+        end,
+    ok.
+
+unplaced(#reader{tier = {unknown, Spec}, shared = Shared}) ->
+    {true, ?SPEC:provisional(Spec, Shared), Spec};
+unplaced(#reader{tier = {remote, Remote}}) ->
+    case rabbitmq_stream_s3_remote_log:start(Remote) of
+        {timestamp, _} = Spec -> {true, rabbitmq_stream_s3_remote_log:next_offset(Remote), Spec};
+        {offset, _} -> false
+    end;
+unplaced(_) ->
     false.
+
+counted(#reader{count = Count} = Reader) ->
+    _ = Count(1),
+    {ok, Reader}.
 
 -doc """
 Takes over a stock reader that was opened before the hooks were there. Inner is that reader with
@@ -103,9 +111,12 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
             false
     end.
 
-%% Whoever gets here came through a hook that is attached. Without an engine nothing is known, and
-%% neither is it of a member that has not been announced; both are for a moment, and neither means
-%% that the local log is all that there is.
+-doc """
+Whether the stream may have a remote tier, by a hook that is attached. Without an engine nothing is
+known, and neither is it of a member that has not been announced; both are for a moment, and neither
+means that the local log is all that there is.
+""".
+-spec tiered(map()) -> {true, rabbitmq_stream_s3:stream_id()} | false.
 tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
@@ -152,25 +163,34 @@ new(StreamId, Context, Counter, CounterId, Filter) ->
         wake = {'$gen_cast', {queue_event, Reference, {osiris_offset, Reference, 0}}}
     }.
 
-%% The wrapper hands a context with this mark to stock.
+-doc "The wrapper hands a context with this mark to stock.".
+-spec stock(map()) -> map().
 stock(Context) ->
     Context#{rabbitmq_stream_s3 => stock}.
 
+-doc """
+The reader at the place of a spec, opened in the tier that has it. `unknown`: not yet, because of the
+manifest (or the engine), or because a tier could not be opened now.
+""".
+-spec place(osiris:offset_spec(), #reader{}) ->
+    {ok, #reader{}}
+    | {unknown, manifest | {local | remote, term()}}
+    | {error, {offset_out_of_range, term()}}.
 place(Spec, Reader) ->
     First = local_first(Reader),
     case opened_locally(Spec, First, Reader) of
         {ok, _} = Opened -> Opened;
-        false -> place(Spec, Reader, First, ?SPEC:deadline(), ?OPEN_ATTEMPTS)
+        false -> place(Spec, Reader, First, ?OPEN_ATTEMPTS)
     end.
 
-place(_, _, _, _, 0) ->
-    {error, retries_exhausted};
-place(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Deadline, Left) ->
-    case ?SPEC:route(StreamId, Spec, Shared, First, Deadline) of
+place(_, _, _, 0) ->
+    {unknown, {local, moving}};
+place(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Left) ->
+    case ?SPEC:route(StreamId, Spec, Shared, First) of
         {remote, Start} ->
             case remote(?SPEC:start(Spec, Start), Start, Reader) of
-                {error, closed} -> {error, unavailable};
-                Opened -> Opened
+                {ok, _} = Opened -> Opened;
+                {error, Why} -> {unknown, {remote, Why}}
             end;
         {local, LocalSpec} ->
             case local(?SPEC:stock(LocalSpec), Reader) of
@@ -178,18 +198,22 @@ place(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Dead
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
                     Landed = osiris_log:next_offset(Log),
-                    case route_from(Landed, StreamId, Spec, Reader, Deadline) of
+                    case route_from(Landed, StreamId, Spec, Reader) of
                         {local, _} ->
-                            {ok, Reader#reader{tier = {local, Log}}};
+                            {ok, Reader#reader{tier = {local, Log}, chained = false}};
                         _ ->
                             ok = osiris_log:close(Log),
-                            place(Spec, Reader, Landed, Deadline, Left - 1)
+                            place(Spec, Reader, Landed, Left - 1)
                     end;
-                {error, _} = Error ->
-                    Error
+                {error, Why} when Left =:= 1 ->
+                    {unknown, {local, Why}};
+                {error, _Moving} ->
+                    place(Spec, Reader, local_first(Reader), Left - 1)
             end;
-        {error, _} = Error ->
-            Error
+        unknown ->
+            {unknown, manifest};
+        {error, _} = OutOfRange ->
+            OutOfRange
     end.
 
 %% What the local log has of a time needs no request, and no manifest.
@@ -210,44 +234,54 @@ opened_locally({timestamp, _} = Spec, First, #reader{context = Context} = Reader
 opened_locally(_, _, _) ->
     false.
 
-%% A time's place behind a local chunk is not where the log begins, and no gap is in front of it.
-route_from(Landed, StreamId, Spec, #reader{shared = Shared, context = #{dir := Dir}}, Deadline) ->
+%% A time's place behind a local chunk is not where the log begins, and no gap is before it.
+route_from(Landed, StreamId, Spec, #reader{shared = Shared, context = #{dir := Dir}}) ->
     case Spec of
         {timestamp, _} ->
             case ?SPEC:behind_a_local_chunk(Landed, Dir) of
                 true -> {local, Spec};
-                false -> ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline)
+                false -> ?SPEC:route(StreamId, Spec, Shared, Landed)
             end;
         _ ->
-            ?SPEC:route(StreamId, Spec, Shared, Landed, Deadline)
+            ?SPEC:route(StreamId, Spec, Shared, Landed)
     end.
 
 -doc """
-A stock reader of the local log at this place. Between making a segment and writing its first chunk
-the log looks as if it ended at 0 to stock, which would fail at that chunk: it is looked again.
+A stock reader of the local log at this place. An error means that the files are changing under it:
+try again later.
 """.
 -spec local(osiris:offset_spec(), #reader{}) -> {ok, osiris_log:state()} | {error, term()}.
 local(Spec, #reader{context = Context, shared = Shared}) ->
     Look = fun() -> osiris_log:init_offset_reader(Spec, Context) end,
-    settled(Look, fun osiris_log:next_offset/1, fun osiris_log:close/1, Shared, ?ROLL_ATTEMPTS).
+    settled(Look, fun osiris_log:next_offset/1, fun osiris_log:close/1, Shared).
 
-%% What stock finds is not in front of where the log began before it looked.
-settled(_, _, _, _, 0) ->
-    {error, retries_exhausted};
-settled(Look, Place, Drop, Shared, Left) ->
+-doc """
+What stock finds in the local log, unless that changes meanwhile. Between making a segment and
+writing its first chunk the log looks to stock as if it ended at 0, where it would then fail: what it
+finds is never before the place where the log began. And a segment that is deleted while stock looks
+into it makes stock fail in ways that it does not retry.
+""".
+-spec settled(
+    fun(() -> {ok, Found} | {error, term()}),
+    fun((Found) -> osiris:offset()),
+    fun((Found) -> ok),
+    atomics:atomics_ref()
+) -> {ok, Found} | {error, term()}.
+settled(Look, Place, Drop, Shared) ->
     First = osiris_log_shared:first_chunk_id(Shared),
-    case Look() of
+    try Look() of
         {ok, Found} = Answer ->
             case Place(Found) < First of
                 true ->
                     ok = Drop(Found),
-                    ok = timer:sleep(?ROLL_PAUSE_MS),
-                    settled(Look, Place, Drop, Shared, Left - 1);
+                    {error, rolling};
                 false ->
                     Answer
             end;
         {error, _} = Error ->
             Error
+    catch
+        Class:Reason -> {error, {Class, Reason}}
     end.
 
 -doc "The same reader in the remote tier, from Start; Next is the earliest offset that it can give.".

@@ -1,19 +1,26 @@
-%% Owns: how a reader waits, and what it says of what went wrong: each thing once, until a chunk
-%% comes.
-%% Does not own: what is waited for (rabbitmq_stream_s3_tiers).
+%% Owns: how a reader waits, how it ends, and what the log says of what went wrong: each thing once,
+%% until a chunk comes.
+%% Does not own: what is waited for (rabbitmq_stream_s3_tiers), how a consumer learns that its
+%% subscription has ended (rabbitmq_stream_s3_subscription).
 -module(rabbitmq_stream_s3_reader_wait).
 
--export([soon/1, retry_later/1, plugin_is_off/1, failed/3, say_once/3, goes_on/1, next/1]).
+-export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, goes_on/1, next/1]).
+-export([close_tier/1]).
 
 -include_lib("kernel/include/logger.hrl").
 -include("rabbitmq_stream_s3_reader.hrl").
 
-%% Nothing to do but try again: soon when chunks were skipped, less so when another must move.
+%% Nothing to do but try again: soon when chunks were skipped; when another must move, at first after
+%% RETRY_MS, then less and less often.
 -define(MORE_MS, 5).
 -define(RETRY_MS, 100).
+-define(RETRY_MAX_MS, 1000).
+-define(RETRY_DOUBLINGS, 4).
 -define(OFF_MS, 1000).
 %% In case an owner that usually asks twice does not.
 -define(UNASKED_MS, 5000).
+%% Files that change under a reader settle within moments. What lasts longer belongs into the log.
+-define(RETRIES_BEFORE_SAID, 8).
 
 -doc "Only the owner's turn is over.".
 -spec soon(#reader{}) -> {end_of_stream, #reader{}}.
@@ -22,8 +29,33 @@ soon(Reader) ->
 
 -doc "Another must move first.".
 -spec retry_later(#reader{}) -> {end_of_stream, #reader{}}.
-retry_later(Reader) ->
-    try_again(?RETRY_MS, Reader).
+retry_later(#reader{retries = Retries} = Reader) ->
+    Delay = min(?RETRY_MAX_MS, ?RETRY_MS bsl min(Retries, ?RETRY_DOUBLINGS)),
+    %% Readers that began to wait together do not all try at one moment.
+    Spread = erlang:phash2({self(), Retries}, Delay div 4),
+    try_again(Delay - Spread, Reader#reader{retries = Retries + 1}).
+
+-doc "The place of the reader is not known yet, or cannot be opened now.".
+-spec unplaced(manifest | {local | remote, term()}, #reader{}) -> {end_of_stream, #reader{}}.
+unplaced(Why, #reader{stream_id = StreamId, retries = Retries, tier = {unknown, Spec}} = Reader) ->
+    %% At retries 0, 1, 3, 7, ...: a stream that has just come to this node may not have been there
+    %% to be asked for.
+    _ =
+        (Retries band (Retries + 1)) =:= 0 andalso
+            rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+    ok =
+        case Why of
+            {Tier, Reason} when Retries >= ?RETRIES_BEFORE_SAID ->
+                Text = io_lib:format(
+                    "waits to attach at ~0p: the ~s tier cannot be opened now (~0p)", [
+                        Spec, Tier, Reason
+                    ]
+                ),
+                say_once({unplaced, Tier}, Text, Reader);
+            _ ->
+                ok
+        end,
+    retry_later(Reader).
 
 -doc "What is asked for is not here and cannot be fetched until the plugin is on again.".
 -spec plugin_is_off(#reader{}) -> {end_of_stream, #reader{}}.
@@ -43,11 +75,20 @@ try_again(Ms, #reader{timer = Timer, wake = Wake, asks_again = AsksAgain} = Read
         end,
     {end_of_stream, Reader#reader{timer = erlang:send_after(Delay, self(), Wake)}}.
 
--doc "The owner is told that its reader cannot go on.".
--spec failed(Kind, iodata(), #reader{}) -> {error, {stream_s3, Kind}}.
+-doc """
+The reader cannot continue, for good. It holds nothing any more; whoever reads ends the subscription.
+""".
+-spec failed(Kind, iodata(), #reader{}) -> {refused, Kind, #reader{}} when Kind :: atom().
 failed(Kind, Text, Reader) ->
     ok = say_once(Kind, Text, Reader),
-    {error, {stream_s3, Kind}}.
+    ok = close_tier(Reader),
+    {refused, Kind, Reader#reader{tier = {ended, next(Reader)}}}.
+
+-doc "Releases what the tier of a reader holds.".
+-spec close_tier(#reader{}) -> ok.
+close_tier(#reader{tier = {local, Log}}) -> osiris_log:close(Log);
+close_tier(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:close(Remote);
+close_tier(_) -> ok.
 
 -doc "A chunk: what went wrong is over, and will be said if it goes wrong again.".
 -spec goes_on(#reader{}) -> ok.
@@ -75,5 +116,7 @@ say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Rea
 
 -doc "The offset that comes next.".
 -spec next(#reader{}) -> osiris:offset().
+next(#reader{tier = {unknown, Spec}, shared = Shared}) -> ?SPEC:provisional(Spec, Shared);
+next(#reader{tier = {ended, Next}}) -> Next;
 next(#reader{tier = {local, Log}}) -> osiris_log:next_offset(Log);
 next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:next_offset(Remote).

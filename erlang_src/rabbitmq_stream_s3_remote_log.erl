@@ -76,19 +76,19 @@ open(Engine, StreamId, Start, Options) ->
 
 -doc """
 The next chunk that the consumer wants, of those that are committed. `wait`: the consumer is woken
-when there is more; `more`: call again soon; `local`: the remote tier ends at this offset; `limit`:
+when there is more; `uncommitted`: nobody wakes it, call again later; `more`: call again soon; `local`: the remote tier ends at this offset; `limit`:
 the next chunk, which begins here, is not below the limit.
 """.
 -spec read(t(), osiris:offset() | -1) ->
     {chunk, map(), rabbitmq_stream_s3_nif:data(), Trailer :: binary(), t()}
-    | {wait | more, t()}
+    | {wait | uncommitted | more, t()}
     | {local | limit, osiris:offset(), t()}
     | {error, atom(), binary()}.
 read(#remote{beyond = ChunkId} = Remote, _) when ChunkId =/= undefined ->
     {limit, ChunkId, Remote};
 read(Remote, CommittedChunkId) when CommittedChunkId < 0 ->
-    %% A member that does not know yet what is committed tells its listeners when it does.
-    {wait, Remote};
+    %% A member that does not know yet what is committed.
+    {uncommitted, Remote};
 read(Remote, CommittedChunkId) ->
     read(Remote, CommittedChunkId, ?SKIPPED_CHUNKS_MAX).
 

@@ -15,6 +15,9 @@
 
 -define(SPEC, rabbitmq_stream_s3_offset_spec).
 
+%% What osiris itself says of a log without a chunk.
+-define(UNKNOWN, -1).
+
 -type values() :: #{atom() => integer()}.
 
 -doc "The functions that ask this module, each under its own name.".
@@ -26,16 +29,25 @@ wrapped() ->
     ].
 
 -doc """
-As osiris:get_stats/1. A manifest that is not known yet is waited for as long as a consumer would wait
-for it, and then the answer is that of the local log: there is no way to refuse one.
+As osiris:get_stats/1. While the manifest is not known the first chunk is -1, which clients take for
+"there is no first offset" and refuse to use: the floor of the local log would look like the truth.
 """.
 -spec get_stats(pid(), values()) -> values().
 get_stats(Member, #{first_chunk_id := Local} = Stats) when node(Member) =:= node() ->
-    #{name := Name, shared := Shared} = osiris_util:get_reader_context(Member),
-    StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
-    case ?SPEC:route(StreamId, first, Shared, Local, ?SPEC:deadline()) of
-        {remote, First} -> Stats#{first_chunk_id := First};
-        _ -> Stats
+    #{shared := Shared} = Context = osiris_util:get_reader_context(Member),
+    case rabbitmq_stream_s3_reader_open:tiered(Context) of
+        {true, StreamId} ->
+            case ?SPEC:route(StreamId, first, Shared, Local) of
+                {remote, First} ->
+                    Stats#{first_chunk_id := First};
+                unknown ->
+                    ok = rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+                    Stats#{first_chunk_id := ?UNKNOWN};
+                _ ->
+                    Stats
+            end;
+        false ->
+            Stats
     end;
 get_stats(_, Stats) ->
     %% The other node has seen to it.
@@ -61,6 +73,7 @@ of_both({Kind, Queue}, #{} = Values) when Kind =:= osiris_writer; Kind =:= osiri
     case range(Queue) of
         {ok, #{first_offset := Same, next_offset := Same}} -> Values;
         {ok, #{} = Range} -> #{Key => earlier(Key, Value, Range) || Key := Value <- Values};
+        pending -> without_beginning(Values);
         none -> Values
     end;
 of_both(_, Values) ->
@@ -71,11 +84,21 @@ earlier(Key, Value, Range) when Key =:= first_offset; Key =:= first_timestamp ->
 earlier(_, Value, _) ->
     Value.
 
+%% What is not known is left out, and RabbitMQ keeps what it knew. A log that begins at 0 has
+%% everything, whatever the manifest says.
+without_beginning(#{first_offset := First} = Values) when First > 0 ->
+    maps:without([first_offset, first_timestamp], Values);
+without_beginning(Values) ->
+    Values.
+
 range(Queue) ->
     maybe
         [{_, StreamId}] ?= lookup(?DIRS, {queue, Queue}),
-        [{_, #{} = Range}] ?= lookup(?MANIFEST_CACHE, StreamId),
-        {ok, Range}
+        [{_, Range}] ?= lookup(?MANIFEST_CACHE, StreamId),
+        case Range of
+            pending -> pending;
+            #{} -> {ok, Range}
+        end
     else
         _ -> none
     end.

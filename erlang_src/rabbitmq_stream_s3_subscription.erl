@@ -1,31 +1,60 @@
-%% Owns: how a client of the stream protocol learns that its subscription cannot go on. Its connection
-%% takes an error of a read for something of this moment: it logs it, keeps the subscription and
-%% sends nothing more. Only the end of the stream's member makes it end the subscription in order
-%% (metadata update, "stream not available"), so it is told just that, with the reference of its
-%% own monitor, which is in its state.
-%% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_log_reader).
+%% Owns: how a client learns that its subscription cannot continue, by means that stock has for it.
+%%
+%% Stream protocol: a connection takes an error of a read for something of this moment: it logs it, keeps
+%% the subscription and sends nothing more. Only the end of the stream's member makes it end the
+%% subscription in order (metadata update, "stream not available"), so it is sent just that, with the
+%% reference of its own monitor, which is in its state.
+%% AMQP: an error of a read ends the channel or session, and with 0-9-1 the connection. A queue whose
+%% replica on this node is deleted ends the consumers of that queue, and nothing else: basic.cancel, or
+%% a detach.
+%% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_reader_wait).
 -module(rabbitmq_stream_s3_subscription).
 
--export([ended/4, closed/1]).
+-export([end_stream/4, end_amqp/1, is_ended/2, closed/1]).
 -export([tell/4, monitor_of/3]).
 
 -include_lib("kernel/include/logger.hrl").
 
 %% Records within records of a connection's state.
 -define(DEPTH_MAX, 4).
+-define(ENDED(Reference), {?MODULE, ended, Reference}).
 
 -doc """
 Called by a connection whose reader has failed for good. Tells the connection once for each reader;
 the answer to the read has to come first, so another process does it.
 """.
--spec ended(ReaderId :: term(), Queue :: term(), atomics:atomics_ref(), Kind :: atom()) -> ok.
-ended(ReaderId, Queue, Shared, Kind) ->
+-spec end_stream(ReaderId :: term(), Queue :: term(), atomics:atomics_ref(), Kind :: atom()) -> ok.
+end_stream(ReaderId, Queue, Shared, Kind) ->
     case {put({?MODULE, ReaderId}, told), rabbitmq_stream_s3_osiris:member(Shared)} of
         {undefined, {ok, Member}} when element(1, Queue) =:= resource ->
             _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
             ok;
         _ ->
             ok
+    end.
+
+-doc """
+Called by a channel, session or shovel whose reader has failed for good. It ends its consumers of this
+queue when the read has been answered.
+""".
+-spec end_amqp(Queue :: term()) -> ok.
+end_amqp(Queue) ->
+    _ = put(?ENDED(Queue), erlang:unique_integer([monotonic])),
+    Event =
+        case proc_lib:initial_call(self()) of
+            %% It overlooks a replica that is deleted. It starts again, as its configuration says.
+            {rabbit_shovel_worker, _, _} -> eol;
+            _ -> deleted_replica
+        end,
+    _ = self() ! {'$gen_cast', {queue_event, Queue, Event}},
+    ok.
+
+-doc "Whether a reader that this process opened at this moment belongs to a consumer that was ended.".
+-spec is_ended(Queue :: term(), Opened :: integer()) -> boolean().
+is_ended(Queue, Opened) ->
+    case get(?ENDED(Queue)) of
+        undefined -> false;
+        Ended -> Opened < Ended
     end.
 
 -doc "The calling process has closed the reader.".

@@ -39,6 +39,7 @@ children(active) ->
         worker(rabbitmq_stream_s3_manifest_replica),
         worker(rabbitmq_stream_s3_api_aws),
         worker(rabbitmq_stream_s3_gap),
+        worker(rabbitmq_stream_s3_reader_lookup),
         worker(rabbitmq_stream_s3_reaper),
         worker(rabbitmq_stream_s3_lister),
         worker(rabbitmq_stream_s3_governor),

@@ -24,7 +24,7 @@
 
 -doc """
 Reads the next chunk from the tier that has it. The answers are those of the two funs, with the
-reader for the log; no chunk yet is the end of the stream. Never waits for the remote tier.
+reader for the log; no chunk yet is the end of the stream; `refused` is final. Never waits.
 """.
 -spec read(#reader{}, local(), deliver()) -> term().
 read(Reader, Local, Deliver) ->
@@ -32,6 +32,18 @@ read(Reader, Local, Deliver) ->
 
 read(Reader, _, _, 0) ->
     ?WAIT:retry_later(Reader);
+read(#reader{tier = {unknown, Spec}} = Reader, Local, Deliver, Left) ->
+    case ?OPEN:place(Spec, Reader) of
+        {ok, Placed} ->
+            read(Placed#reader{retries = 0}, Local, Deliver, Left - 1);
+        {unknown, Why} ->
+            ?WAIT:unplaced(Why, Reader);
+        {error, {offset_out_of_range, Range}} ->
+            Text = io_lib:format("the stream has no such offset: it has ~0p", [Range]),
+            ?WAIT:failed(out_of_range, Text, Reader)
+    end;
+read(#reader{tier = {ended, _}} = Reader, _, _, _) ->
+    {end_of_stream, Reader};
 read(#reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
     Next = osiris_log:next_offset(Log),
     case ?OPEN:local_first(Reader) =< Next of
@@ -43,9 +55,11 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
     case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
         {chunk, Header, Data, Trailer, Remote} ->
             ok = ?WAIT:goes_on(Reader0),
-            Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}});
+            Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}, retries = 0});
         {wait, Remote} ->
             {end_of_stream, Reader0#reader{tier = {remote, Remote}}};
+        {uncommitted, Remote} ->
+            ?WAIT:retry_later(Reader0#reader{tier = {remote, Remote}});
         {more, Remote} ->
             ?WAIT:soon(Reader0#reader{tier = {remote, Remote}});
         {local, Next, Remote} ->
@@ -69,14 +83,18 @@ read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left
     try Local(Log0, Chained, Guard) of
         {ok, Log} ->
             ok = ?WAIT:goes_on(Reader),
-            {ok, Reader#reader{tier = {local, Log}}};
+            {ok, Reader#reader{tier = {local, Log}, retries = 0}};
         {ok, Header, Iterator, Log} ->
             ok = ?WAIT:goes_on(Reader),
-            {ok, Header, Iterator, Reader#reader{tier = {local, Log}, chained = true}};
+            {ok, Header, Iterator, Reader#reader{tier = {local, Log}, chained = true, retries = 0}};
         {end_of_stream, Log} ->
             end_of_local(Next, Log, Reader, Local, Deliver, Left);
-        Other ->
-            Other
+        {error, Damage} when is_tuple(Damage) ->
+            %% Not of the socket: those are atoms. Stock would keep the subscription and send nothing.
+            Text = io_lib:format("the local log cannot be read: ~0p", [Damage]),
+            ?WAIT:failed(local_log, Text, Reader);
+        {error, _} = Error ->
+            Error
     catch
         throw:?PASSED -> below_floor(Next, Reader, Local, Deliver, Left)
     end.
@@ -98,10 +116,10 @@ end_of_local(Next0, Log, Reader0, Local, Deliver, Left) ->
             case remote_range(Reader) of
                 {ok, First, RemoteNext} when First =< Next, Next < RemoteNext ->
                     become_remote(Next, Reader, Local, Deliver, Left);
-                pending ->
-                    ?WAIT:retry_later(Reader);
                 _ ->
-                    {end_of_stream, Reader}
+                    %% The log has more, which stock does not see yet: its owner listens for what is
+                    %% beyond, and would not hear of it.
+                    ?WAIT:retry_later(Reader)
             end
     end.
 
@@ -170,8 +188,8 @@ at_floor(Next, Floor, #reader{tier = {local, Log}} = Reader, Local, Deliver, Lef
                     ok = osiris_log:close(Reopened),
                     read(Reader, Local, Deliver, Left - 1)
             end;
-        {error, _} = Error ->
-            Error
+        {error, _Moving} ->
+            ?WAIT:retry_later(Reader)
     end.
 
 %% A stream that nothing is known of any more has a member that is just being replaced, or it was

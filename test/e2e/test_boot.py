@@ -1,7 +1,8 @@
 """While a node starts: whoever gets a place, gets the right one.
 
-The listeners and the members of streams are there before the plugin has an engine. A consumer that comes then may be
-refused and try again; it must never be given the start of what is left of the local log.
+The listeners and the members of streams are there before the plugin has an engine. A consumer that comes then waits;
+it must never be given the start of what is left of the local log. A node that does not take connections yet, or has
+no member of the stream yet, refuses: that is stock's.
 """
 
 import random

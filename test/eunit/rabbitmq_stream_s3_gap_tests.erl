@@ -40,7 +40,7 @@ others() ->
     [
         {"attaching waits for what the pointer names", fun attaches_remotely/0},
         {"attaching goes on at the floor of a gap", fun attaches_at_the_floor/0},
-        {"attaching without a quorum is refused", fun attaches_without_a_quorum/0},
+        {"attaching without a quorum waits", fun attaches_without_a_quorum/0},
         {"no gap, no question", fun no_gap/0},
         {"what is forgotten meanwhile does not count", fun forgotten/0},
         {"only so many are found out at once", fun bounded/0}
@@ -241,9 +241,11 @@ attaches_remotely() ->
             Log = log("attach_old", Known),
             ok = persisted(Log),
             3 = trimmed_by_user(Log),
-            Reader = open(chunk_iterator, Spec, Log),
-            ?assertEqual({Spec, remote}, {Spec, tier(Reader)}),
-            ?assertEqual({Spec, [First]}, {Spec, ids(element(1, take(1, Reader)))}),
+            Reader0 = open(chunk_iterator, Spec, Log),
+            ?assertEqual({Spec, unknown}, {Spec, tier(Reader0)}),
+            ok = ?LOG:gap_is_certain(Log),
+            {Chunks, Reader} = take(1, Reader0),
+            ?assertEqual({Spec, remote, [First]}, {Spec, tier(Reader), ids(Chunks)}),
             ?assertEqual(1, quorum_reads(Log)),
             finish(Reader),
             resolves_to(First, Spec, Log)
@@ -254,8 +256,7 @@ attaches_remotely() ->
 resolves_to(Offset, Spec, Log) ->
     case erlang:function_exported(osiris_log, resolve_offset_spec, 2) of
         true ->
-            Context = ?LOG:context(#{}, Log),
-            ?assertEqual({ok, Offset}, osiris_log:resolve_offset_spec(Spec, Context));
+            ?assertEqual({ok, Offset}, ?READER:resolved(Spec, Log));
         false ->
             ok
     end.
@@ -267,13 +268,15 @@ attaches_at_the_floor() ->
             3 = trimmed_by_user(Log),
             [
                 begin
-                    Reader = open(chunk_iterator, Spec, Log),
-                    ?assertEqual({Spec, local}, {Spec, tier(Reader)}),
-                    ?assertEqual([18], ids(element(1, take(1, Reader)))),
+                    Reader0 = open(chunk_iterator, Spec, Log),
+                    ?assertEqual({Spec, Tier}, {Spec, tier(Reader0)}),
+                    ok = ?LOG:gap_is_certain(Log),
+                    {Chunks, Reader} = take(1, Reader0),
+                    ?assertEqual({Spec, local, [18]}, {Spec, tier(Reader), ids(Chunks)}),
                     ?assertEqual(1, quorum_reads(Log)),
                     finish(Reader)
                 end
-             || _ <- [once, again]
+             || Tier <- [unknown, local]
             ],
             resolves_to(18, Spec, Log)
         end
@@ -286,11 +289,11 @@ attaches_without_a_quorum() ->
         begin
             Log = log("attach_no_quorum", Known),
             3 = trimmed_by_user(Log),
-            Context = ?LOG:context(#{}, Log),
-            ?assertEqual({error, unavailable}, osiris_log:init_offset_reader(Spec, Context)),
-            ?assertEqual(1, quorum_reads(Log)),
             [finish(open(chunk_iterator, Local, Log)) || Local <- [last, next, 18, {abs, 19}]],
-            ?assertEqual(1, quorum_reads(Log))
+            ?assertEqual(0, quorum_reads(Log)),
+            Reader = ?READER:waiting(open(chunk_iterator, Spec, Log)),
+            ok = ?READER:eventually(fun() -> quorum_reads(Log) > 0 end),
+            finish(?READER:waiting(Reader))
         end
      || {Spec, Known, _} <- below_the_floor()
     ],

@@ -15,7 +15,9 @@ reader_open_test_() ->
     {setup, fun ?READER:setup/0, fun ?READER:cleanup/1, [
         ?READER:both([
             fun keeps_its_timestamp_until_the_first_chunk/1,
-            fun adopts_readers_that_were_open_before/1
+            fun adopts_readers_that_were_open_before/1,
+            fun attaching_never_waits_for_the_manifest/1,
+            fun waiting_leaves_nothing_behind/1
         ]),
         ?READER:named([
             fun attaches_where_the_offset_is/0,
@@ -24,11 +26,14 @@ reader_open_test_() ->
             fun a_segment_that_has_no_chunk_yet_is_not_the_end_at_zero/0,
             fun a_time_that_the_local_log_has_is_read_there/0,
             fun a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile/0,
-            fun waits_a_bounded_time_for_the_manifest/0,
+            fun odd_specs_are_those_of_stock/0,
+            fun an_offset_that_turns_out_not_to_exist_ends_its_consumer/0,
+            fun a_reader_that_is_opened_again_keeps_looking_for_its_place/0,
             fun needs_no_manifest_for_a_log_that_is_all_here/0,
             fun a_member_that_nobody_has_announced_is_waited_for/0,
             fun no_engine_does_not_mean_not_tiered/0,
             fun resolves_specs/0,
+            fun a_place_that_takes_long_is_refused_and_then_known/0,
             fun a_local_start_that_is_trimmed_meanwhile_starts_remotely/0
         ])
     ]}.
@@ -201,10 +206,7 @@ a_time_that_the_local_log_has_is_read_there() ->
             ?assertEqual({T, Tier, Wanted}, {T, tier(Reader), At}),
             close(Reader),
             _ = [
-                ?assertEqual(
-                    {ok, Wanted},
-                    osiris_log:resolve_offset_spec({timestamp, T}, ?LOG:context(#{}, Log))
-                )
+                ?assertEqual({ok, Wanted}, ?READER:resolved({timestamp, T}, Log))
              || erlang:function_exported(osiris_log, resolve_offset_spec, 2)
             ]
         end,
@@ -212,13 +214,10 @@ a_time_that_the_local_log_has_is_read_there() ->
     ),
     %% What it has, it has whatever the manifest says.
     range(pending, Log),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
-    Open = fun(T) -> osiris_log:init_offset_reader({timestamp, T}, ?LOG:context(#{}, Log)) end,
-    ?assertEqual({error, unavailable}, Open(1005)),
-    {ok, Local} = Open(1041),
-    ?assertEqual(14, osiris_log:next_offset(Local)),
-    ok = osiris_log:close(Local),
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+    close(?READER:waiting(open(chunk_iterator, {timestamp, 1005}, Log))),
+    Local = open(chunk_iterator, {timestamp, 1041}, Log),
+    ?assertEqual({local, 14}, {tier(Local), osiris_log:next_offset(element(3, Local))}),
+    close(Local).
 
 a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile() ->
     Log = ?LOG:append_at(lists:seq(1000, 1008), ?LOG:new("time_race")),
@@ -231,40 +230,152 @@ a_time_is_not_taken_from_a_log_that_is_trimmed_meanwhile() ->
     {[{8, _}], Reader} = take(1, Reader0),
     close(Reader).
 
-waits_a_bounded_time_for_the_manifest() ->
+%% The place of each spec is found later, without another word from whoever attached.
+attaching_never_waits_for_the_manifest(How) ->
     Log = ?LOG:append(9, ?LOG:new("resolve")),
     uploaded(18, Log),
     2 = ?LOG:trim(18, Log),
-    range(pending, Log),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
-    Context = #{counter_spec := {Id, _}} = ?LOG:context(#{}, Log),
     _ = readers(),
-    ?assertEqual({error, unavailable}, osiris_log:init_offset_reader(first, Context)),
-    ?assertEqual(undefined, osiris_counters:overview(Id)),
-    ?assertEqual([], readers()),
-    %% What is local needs no manifest.
-    close(open(chunk_iterator, last, Log)),
-    close(open(chunk_iterator, 13, Log)),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
-    Self = self(),
-    {Pid, Monitor} = spawn_monitor(fun() ->
-        {ok, State} = osiris_log:init_offset_reader(first, Context),
-        Self ! {first, osiris_log:next_offset(State)},
-        osiris_log:close(State)
-    end),
-    _ = wait_for_waiter(),
-    range({0, 18}, Log),
-    ?assertEqual(
-        0,
-        receive
-            {first, N} -> N
-        after 5000 -> never
+    [
+        begin
+            range(pending, Log),
+            Reader0 = ?READER:waiting(open(How, Spec, Log)),
+            ?assertEqual({Spec, Provisional}, {Spec, osiris_log:next_offset(element(3, Reader0))}),
+            range({0, 18}, Log),
+            {[{ChunkId, _}], Reader} = take(1, Reader0),
+            ?assertEqual({Spec, First, remote}, {Spec, ChunkId, tier(Reader)}),
+            close(Reader),
+            ?assertEqual([1, -1], readers())
         end
-    ),
-    receive
-        {'DOWN', Monitor, process, Pid, normal} -> ok
+     || {Spec, Provisional, First} <- [
+            {first, 0, 0}, {3, 3, 2}, {-1, 0, 0}, {{abs, 5}, 5, 4}, {{timestamp, 0}, 0, 0}
+        ]
+    ],
+    %% Again and again, each time with a wake-up.
+    range(pending, Log),
+    close(?READER:waiting(?READER:waiting(open(How, first, Log)))),
+    %% What is local needs no manifest.
+    close(open(How, last, Log)),
+    close(open(How, 13, Log)).
+
+waiting_leaves_nothing_behind(How) ->
+    Log = ?LOG:append(9, ?LOG:new("waiting")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    range(pending, Log),
+    _ = readers(),
+    Context = #{counter_spec := {Id, _}} = ?LOG:context(#{}, Log),
+    {ok, State} = osiris_log:init_offset_reader(first, Context),
+    Reader = ?READER:asked_as_its_owner_does(under_test(How, State)),
+    ?assertMatch(#{}, osiris_counters:overview(Id)),
+    close(Reader),
+    ?assertEqual(undefined, osiris_counters:overview(Id)),
+    ?assertEqual([1, -1], readers()),
+    ?assert(?READER:not_woken()).
+
+%% Clients may send any integer; what stock does with each is what counts.
+odd_specs_are_those_of_stock() ->
+    Log = ?LOG:append(9, ?LOG:new("odd")),
+    Specs = [
+        -1,
+        16#7fffffffffffffff,
+        16#ffffffffffffffff,
+        {timestamp, 1_700_000_000_000},
+        {timestamp, 1_700_000_000_000_000_000_000},
+        {timestamp, -1},
+        {timestamp, -16#ffffffffffffffffff}
+    ],
+    Open = fun(Spec) ->
+        {ok, State} = osiris_log:init_offset_reader(Spec, ?LOG:context(#{}, Log)),
+        Next = osiris_log:next_offset(State),
+        ok = osiris_log:close(State),
+        Next
     end,
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    Expected = [Open(S) || S <- Specs],
+    ok = rabbitmq_stream_s3_osiris:attach(),
+    uploaded(14, Log),
+    ?assertEqual(Expected, [Open(S) || S <- Specs]),
+    %% What stock does not know it refuses itself.
+    Unknown = fun(Spec) ->
+        try
+            osiris_log:init_offset_reader(Spec, ?LOG:context(#{}, Log))
+        catch
+            Class:_ -> Class
+        end
+    end,
+    Odd = [true, 1.5, {abs, -1}, {unknown, 1}],
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    Refused = [Unknown(S) || S <- Odd],
+    ok = rabbitmq_stream_s3_osiris:attach(),
+    ?assertEqual(Refused, [Unknown(S) || S <- Odd]),
+    %% Trimmed, an offset below everything is the first of both tiers.
+    1 = ?LOG:trim(11, Log),
+    ?assertEqual([0, 18], [Open(-1), Open(16#7fffffffffffffff)]).
+
+an_offset_that_turns_out_not_to_exist_ends_its_consumer() ->
+    Log = ?LOG:append(9, ?LOG:new("out_of_range")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    %% Known at once: the contract of osiris.
+    ?assertMatch(
+        {error, {offset_out_of_range, _}},
+        osiris_log:init_offset_reader({abs, 99}, ?LOG:context(#{}, Log))
+    ),
+    range(pending, Log),
+    Reader0 = ?READER:waiting(open(chunk_iterator, {abs, 99}, Log)),
+    Beside0 = open(chunk_iterator, last, Log),
+    range({0, 18}, Log),
+    ?READER:with_quiet_log(fun() ->
+        {end_of_stream, Reader} = next(Reader0),
+        ?assertEqual(ended, tier(Reader)),
+        Queue = maps:get(reference, ?LOG:context(#{}, Log)),
+        receive
+            {'$gen_cast', {queue_event, Queue, Event}} -> ?assertEqual(deleted_replica, Event)
+        after 0 -> error(not_ended)
+        end,
+        %% Other consumers of this queue in this process go with it, as when a replica is deleted.
+        {end_of_stream, Beside} = next(Beside0),
+        ?assertEqual(ended, tier(Beside)),
+        %% Who comes after that is another one.
+        {[{16, _}], Later} = take(1, open(chunk_iterator, last, Log)),
+        [close(R) || R <- [Reader, Beside, Later]]
+    end).
+
+%% RabbitMQ opens AMQP consumers again when the local member changes, at the offset where they stand.
+a_reader_that_is_opened_again_keeps_looking_for_its_place() ->
+    Log = ?LOG:append_at(lists:seq(1000, 1008), ?LOG:new("reopened")),
+    uploaded(18, Log),
+    2 = ?LOG:trim(18, Log),
+    Context = #{reference := Queue} = ?LOG:context(#{}, Log),
+    Again = fun(Next) ->
+        Counter = {{rabbit_stream_queue, Queue, self()}, []},
+        {ok, State} = osiris_log:init_offset_reader(Next, Context#{counter_spec := Counter}),
+        under_test(chunk_iterator, State)
+    end,
+    [
+        begin
+            range(Range, Log),
+            Reader0 = open(chunk_iterator, {timestamp, 1004}, Log),
+            Next = osiris_log:next_offset(element(3, Reader0)),
+            close(Reader0),
+            Reader1 = Again(Next),
+            range({0, 18}, Log),
+            {[{8, _}], Reader2} = take(1, Reader1),
+            %% Once it has been found, the offset counts.
+            Found = osiris_log:next_offset(element(3, Reader2)),
+            close(Reader2),
+            {[{10, _}], Reader3} = take(1, Again(Found)),
+            close(Reader3)
+        end
+     || Range <- [pending, {0, 18}]
+    ],
+    %% A consumer of its own that begins at the same offset means that offset.
+    range(pending, Log),
+    close(open(chunk_iterator, {timestamp, 1004}, Log)),
+    range({0, 18}, Log),
+    {[{0, _}], Reader} = take(1, open(chunk_iterator, 0, Log)),
+    close(Reader).
 
 needs_no_manifest_for_a_log_that_is_all_here() ->
     Log = ?LOG:append(3, ?LOG:new("all_here")),
@@ -288,16 +399,12 @@ a_member_that_nobody_has_announced_is_waited_for() ->
     StreamId = ?LOG:stream_id(Log),
     Chunks = ?NIF:forget(StreamId),
     ok = cached(Log),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
-    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
-    ?assertEqual({error, unavailable}, Open()),
+    Reader0 = ?READER:waiting(open(chunk_iterator, first, Log)),
     ?assertEqual(pending, ?NIF:manifest_range(double, StreamId)),
     close(open(chunk_iterator, last, Log)),
     ok = ?NIF:put(StreamId, {0, 18}, Chunks),
-    {ok, State} = Open(),
-    ?assertEqual(0, osiris_log:next_offset(State)),
-    ok = osiris_log:close(State),
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms),
+    {[{0, _}], Reader} = take(1, Reader0),
+    close(Reader),
     true = ets:delete(osiris_reader_context_cache, self()).
 
 no_engine_does_not_mean_not_tiered() ->
@@ -306,32 +413,11 @@ no_engine_does_not_mean_not_tiered() ->
     2 = ?LOG:trim(18, Log),
     Engine = persistent_term:get({rabbitmq_stream_s3, engine}),
     persistent_term:erase({rabbitmq_stream_s3, engine}),
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 1),
-    Open = fun() -> osiris_log:init_offset_reader(first, ?LOG:context(#{}, Log)) end,
-    ?assertEqual({error, unavailable}, Open()),
+    Reader0 = ?READER:waiting(open(chunk_iterator, first, Log)),
     [close(open(chunk_iterator, Spec, Log)) || Spec <- [last, next, 13]],
-    ok = application:set_env(rabbitmq_stream_s3, read_resolve_timeout_ms, 60_000),
-    Self = self(),
-    {_, Monitor} = spawn_monitor(fun() ->
-        Self ! opening,
-        {ok, State} = Open(),
-        0 = osiris_log:next_offset(State),
-        ok = osiris_log:close(State)
-    end),
-    receive
-        opening -> ok
-    end,
     persistent_term:put({rabbitmq_stream_s3, engine}, Engine),
-    receive
-        {'DOWN', Monitor, process, _, Reason} -> ?assertEqual(normal, Reason)
-    end,
-    ok = application:unset_env(rabbitmq_stream_s3, read_resolve_timeout_ms).
-
-wait_for_waiter() ->
-    case ets:match(?NIF, {{await, '$1'}, '_', '_'}) of
-        [_ | _] = Waiters -> Waiters;
-        [] -> erlang:yield() andalso wait_for_waiter()
-    end.
+    {[{0, _}], Reader} = take(1, Reader0),
+    close(Reader).
 
 resolves_specs() ->
     case erlang:function_exported(osiris_log, resolve_offset_spec, 2) of
@@ -339,15 +425,44 @@ resolves_specs() ->
             Log = ?LOG:append(9, ?LOG:new("specs")),
             uploaded(14, Log),
             1 = ?LOG:trim(11, Log),
-            Resolve = fun(Spec) ->
-                osiris_log:resolve_offset_spec(Spec, ?LOG:context(#{}, Log))
-            end,
+            Resolve = fun(Spec) -> ?READER:resolved(Spec, Log) end,
             ?assertEqual({ok, 0}, Resolve(first)),
             ?assertEqual({ok, 2}, Resolve(3)),
             ?assertEqual({ok, 8}, Resolve(9)),
             ?assertEqual({ok, 16}, Resolve(last)),
             ?assertEqual({ok, 18}, Resolve(next)),
+            ?assertEqual({ok, 0}, Resolve(-1)),
+            ?assertMatch({error, {offset_out_of_range, _}}, Resolve({abs, 99})),
             ?assertEqual(0, length(ets:match(?NIF, {{waiting, '$1'}, '_', '_'})));
+        false ->
+            ok
+    end.
+
+%% The command answers at once. What S3 says later is the answer to the next one.
+a_place_that_takes_long_is_refused_and_then_known() ->
+    case erlang:function_exported(osiris_log, resolve_offset_spec, 2) of
+        true ->
+            Log = ?LOG:append(9, ?LOG:new("lookup")),
+            uploaded(18, Log),
+            1 = ?LOG:trim(11, Log),
+            Resolve = fun(Spec) ->
+                osiris_log:resolve_offset_spec(Spec, ?LOG:context(#{}, Log))
+            end,
+            Opens = ?NIF:opens(),
+            ok = ?NIF:stall(1),
+            ?assertEqual({error, unavailable}, Resolve(3)),
+            ?assertEqual({error, unavailable}, Resolve(3)),
+            %% One lookup for both.
+            ok = ?READER:eventually(fun() -> ?NIF:wake() =:= 1 end),
+            ?assertEqual({ok, 2}, ?READER:resolved(3, Log)),
+            ?assertEqual({ok, 2}, Resolve(3)),
+            ?assertEqual(Opens + 1, ?NIF:opens()),
+            range(pending, Log),
+            ?assertEqual({error, unavailable}, Resolve(3)),
+            ?assertEqual({ok, 6}, Resolve(6)),
+            %% Another place.
+            range({4, 18}, Log),
+            ?assertEqual({ok, 4}, ?READER:resolved(3, Log));
         false ->
             ok
     end.

@@ -51,6 +51,6 @@ a_connection_that_is_gone_is_not_told_test() ->
     ?assertEqual(ok, ?SUBSCRIPTION:tell(Gone, self(), ?QUEUE, corrupt)).
 
 nobody_is_told_of_a_log_without_a_member_test() ->
-    ok = ?SUBSCRIPTION:ended(reader, ?QUEUE, atomics:new(4, []), corrupt),
+    ok = ?SUBSCRIPTION:end_stream(reader, ?QUEUE, atomics:new(4, []), corrupt),
     ok = ?SUBSCRIPTION:closed(reader),
     ?assertEqual(undefined, get({?SUBSCRIPTION, reader})).

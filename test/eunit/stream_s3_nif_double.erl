@@ -12,7 +12,7 @@
 -export([opened/0, opens/0]).
 -export([persist/3, quorum/1, quorum_reads/1, written_here/1]).
 -export([get_consistent/1, manifest_resolve/5, manifest_forget/2]).
--export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, manifest_await/4, route/5]).
+-export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
 -define(TABLE, ?MODULE).
@@ -28,7 +28,6 @@ load() ->
         {manifest_reset, 2},
         {manifest_forget, 2},
         {manifest_range, 2},
-        {manifest_await, 4},
         {manifest_resolve, 5},
         {route, 5},
         {reader_open, 5},
@@ -77,13 +76,6 @@ restart() ->
 
 put(StreamId, Range, Chunks) ->
     true = ets:insert(?TABLE, {{stream, StreamId}, Range, Chunks}),
-    _ = [
-        begin
-            Pid ! {rabbitmq_stream_s3, Ref, resolved},
-            ets:delete(?TABLE, {await, Ref})
-        end
-     || Range =/= pending, {{await, Ref}, Id, Pid} <- ets:tab2list(?TABLE), Id =:= StreamId
-    ],
     ok.
 
 forget(StreamId) ->
@@ -193,13 +185,6 @@ manifest_range(_, StreamId) ->
         [{_, pending, _}] -> pending;
         [{_, {First, Next}, _}] -> {ok, First, Next}
     end.
-
-manifest_await(_, Pid, Ref, StreamId) ->
-    case manifest_range(double, StreamId) of
-        pending -> ets:insert(?TABLE, {{await, Ref}, StreamId, Pid});
-        _ -> Pid ! {rabbitmq_stream_s3, Ref, resolved}
-    end,
-    ok.
 
 route(_, StreamId, Spec, LocalFirst, LocalNext) ->
     case {manifest_range(double, StreamId), Spec} of

@@ -22,12 +22,15 @@ setup() ->
     ok = stream_s3_nif_double:load(),
     {ok, Gaps} = rabbitmq_stream_s3_gap:start_link(),
     true = unlink(Gaps),
+    {ok, Lookups} = rabbitmq_stream_s3_reader_lookup:start_link(),
+    true = unlink(Lookups),
     ok = rabbitmq_stream_s3_osiris:attach().
 
 cleanup(_) ->
     ok = rabbitmq_stream_s3_osiris:detach(),
     ok = application:unset_env(osiris, max_segment_size_chunks),
     ok = gen_server:stop(rabbitmq_stream_s3_gap),
+    ok = gen_server:stop(rabbitmq_stream_s3_reader_lookup),
     stream_s3_nif_double:unload().
 
 new(Name) ->

@@ -6,7 +6,7 @@
 -export([
     intercept_floor/0, after_floor/1, open/3, open/4, under_test/2, next/1, all/1, take/2, ids/1,
     close/1, tier/1, stock/4, uploaded/2, range/2, woken/0, not_woken/0, until_chunk/1, asks/1,
-    asked_as_its_owner_does/1, readers/0, with_quiet_log/1, cached/1, remote_chunks/1
+    waiting/1, eventually/1, resolved/2, asked_as_its_owner_does/1, readers/0, with_quiet_log/1, cached/1, remote_chunks/1
 ]).
 
 -define(LOG, stream_s3_test_log).
@@ -148,6 +148,30 @@ close({chunk_iterator, _, State}) ->
 
 tier({_, _, {?TAG, Reader}}) -> element(1, element(3, Reader));
 tier({_, _, State}) -> element(1, State).
+
+%% It has no place yet: its owner is given no chunk, and is woken later.
+waiting(Reader0) ->
+    Reader = asked_as_its_owner_does(Reader0),
+    unknown = tier(Reader),
+    true = woken(),
+    Reader.
+
+%% As a client does that asks again while the place is not known.
+resolved(Spec, Log) ->
+    case osiris_log:resolve_offset_spec(Spec, ?LOG:context(#{}, Log)) of
+        {error, unavailable} -> resolved(Spec, Log);
+        Answer -> Answer
+    end.
+
+%% What another process does in its own time.
+eventually(Condition) ->
+    case Condition() of
+        true ->
+            ok;
+        false ->
+            true = erlang:yield(),
+            eventually(Condition)
+    end.
 
 %% What stock reads of this log.
 stock(How, Spec, Options, Log) ->

@@ -209,22 +209,6 @@ pub(crate) fn range<'a>(
     })
 }
 
-pub(crate) fn await_manifest<'a>(
-    env: Env<'a>,
-    handle: ResourceArc<EngineResource>,
-    pid: LocalPid,
-    reference: Reference<'a>,
-    stream_id: Term<'a>,
-) -> NifResult<Term<'a>> {
-    let stream_id = string(stream_id)?;
-    let mailbox = Mailbox::new(pid, *reference);
-    // Forgotten or never marked is not pending either: the caller asks again and sees it.
-    let asked = handle.engine.await_manifest(&stream_id, move |_manifest| {
-        mailbox.send(|env| atoms::resolved().encode(env));
-    });
-    Ok(accepted(env, asked))
-}
-
 pub(crate) fn resolve<'a>(
     env: Env<'a>,
     handle: ResourceArc<EngineResource>,

@@ -24,7 +24,7 @@ use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.
-const INTERFACE_VERSION: u32 = 2;
+const INTERFACE_VERSION: u32 = 3;
 
 fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))
@@ -56,8 +56,6 @@ entry::nif_table! {
     engine::reset as manifest_reset(engine: EngineArc, stream_id: Term<'a>);
     engine::forget as manifest_forget(engine: EngineArc, stream_id: Term<'a>);
     engine::range as manifest_range(engine: EngineArc, stream_id: Term<'a>);
-    engine::await_manifest as manifest_await(
-        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>);
     engine::resolve as manifest_resolve(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, pointer: PointerOrEmpty);
     engine::apply_edit as manifest_apply_edit(

@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
-use crate::manifests::{Manifests, ResolvedManifest};
+use crate::manifests::Manifests;
 use crate::priority::behind;
 use crate::read_cache::ReadCache;
 use crate::remote_reader::ReadMemory;
@@ -212,20 +212,6 @@ impl Engine {
     #[must_use]
     pub fn manifests(&self) -> &Arc<Manifests> {
         &self.shared().manifests
-    }
-
-    /// Calls back, from a thread of the runtime, once the stream's manifest is not pending: with the manifest, or `None` if
-    /// the stream was never marked or was forgotten meanwhile.
-    ///
-    /// # Errors
-    /// If the engine is closed; one that is closed later drops the callback.
-    pub fn await_manifest<F>(&self, stream_id: &str, callback: F) -> Result<(), Closed>
-    where
-        F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
-    {
-        self.manifests()
-            .on_resolved(&self.runtime()?, stream_id, callback);
-        Ok(())
     }
 
     /// Changes the rate of all transfers together (`None` = unlimited) and its burst (`None` = the default).

@@ -264,20 +264,6 @@ impl Manifests {
         state.resolved().cloned()
     }
 
-    /// Calls back once the stream is not pending (see [`Self::wait_resolved`]), always from a thread of `runtime`.
-    pub fn on_resolved<F>(
-        self: &Arc<Self>,
-        runtime: &tokio::runtime::Handle,
-        stream_id: &str,
-        callback: F,
-    ) where
-        F: FnOnce(Option<ResolvedManifest>) + Send + 'static,
-    {
-        let manifests = Arc::clone(self);
-        let stream_id = stream_id.to_owned();
-        runtime.spawn(async move { callback(manifests.wait_resolved(&stream_id).await) });
-    }
-
     /// How many streams are known.
     #[must_use]
     pub fn len(&self) -> usize {

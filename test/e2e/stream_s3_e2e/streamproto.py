@@ -358,8 +358,10 @@ class Client:
         elif key == RESPONSE | CREDIT:
             self.credit_errors.append(body.take("HB"))
         elif key == CONSUMER_UPDATE:
-            correlation, _subscription, _active = body.take("IBB")
-            self.send(RESPONSE | CONSUMER_UPDATE, struct.pack(">IH", correlation, OK) + _spec(NEXT))
+            correlation, subscription_id, _active = body.take("IBB")
+            # Whoever becomes active begins where it subscribed.
+            spec = self.subscriptions[subscription_id].spec
+            self.send(RESPONSE | CONSUMER_UPDATE, struct.pack(">IH", correlation, OK) + _spec(spec))
         elif key & RESPONSE:
             correlation = body.take("I")
             code = OK if key == RESPONSE | METADATA else body.take("H")
