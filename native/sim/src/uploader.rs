@@ -104,7 +104,7 @@ impl World {
         }
         let (node, epoch) = (state.writer, state.epoch);
         let mut machine = ReplicaReader::new(self.now_ms, self.knobs.upload, epoch, seed);
-        machine.set_wall_clock(self.now_ms, WALL_MS + self.now_ms as i64);
+        machine.set_time(self.now_ms, Ok(WALL_MS + self.now_ms as i64));
         let uploader = self.uploaders.len();
         state.uploader = Some(uploader);
         self.uploaders.push(Uploader {
