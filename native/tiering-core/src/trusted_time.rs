@@ -96,8 +96,8 @@ impl TrustedTime {
 
     /// What time it is at least, or why that cannot be said.
     ///
-    /// The store's clock needs one of the node's two to agree with it. The system's alone is enough, because it is the earlier
-    /// of the other two that counts: after the machine has slept, or was set right, only the node's own is behind.
+    /// The store's clock needs one of the node's two to agree with it. The system's alone is enough, because it is the earliest
+    /// of all three that counts then: after the machine has slept, or was set right, only the node's own is off.
     ///
     /// # Errors
     /// If the store has not told the time, or tells another one.
@@ -113,8 +113,11 @@ impl TrustedTime {
             });
         };
         let agrees = |ms: i64| ms.abs_diff(store_ms) <= self.max_skew_ms;
-        if agrees(node_ms) || agrees(node_ms.saturating_add(self.system_ahead_ms)) {
+        let system_ms = node_ms.saturating_add(self.system_ahead_ms);
+        if agrees(node_ms) {
             Ok(node_ms.min(store_ms))
+        } else if agrees(system_ms) {
+            Ok(node_ms.min(store_ms).min(system_ms))
         } else {
             Err(Doubt {
                 node_ms,
@@ -225,6 +228,8 @@ mod tests {
         // Set right while the node runs: the store's is the earlier one, and the system's vouches for it.
         time.system_says(500, HOST_MS + 500);
         assert_eq!(time.now(500), Ok(HOST_MS + 500));
+        time.store_says(500, HOST_MS + 200_000);
+        assert_eq!(time.now(500), Ok(HOST_MS + 500), "by the earliest of three");
     }
 
     #[test]
