@@ -9,7 +9,7 @@ use tiering_core::trusted_time::{Doubt, TrustedTime};
 use crate::plan::Trouble;
 use crate::world::{Event, WALL_MS, World};
 
-/// What the machines are told to bear, and what the store's clock may be wrong by without anybody's noticing.
+/// Clocks that differ by less agree: so far the store's may be wrong without anybody's noticing.
 const MAX_SKEW_MS: u64 = 300_000;
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
 

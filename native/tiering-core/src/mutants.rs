@@ -94,7 +94,7 @@ mod active {
         FutureStampIsOld,
         /// A step of the system's clock is believed.
         BelieveClockSteps,
-        /// What time the store says it is is not looked at.
+        /// The store's clock is ignored.
         IgnoreStoreClock,
         /// The answer of a transfer that had one already is applied again.
         ApplyDuplicate,

@@ -1,8 +1,8 @@
 //! What time it is, for decisions that cannot be taken back: deletion by age.
 //!
 //! Two clocks have to agree before anything is too old. The node's, which starts at what the host believes and cannot jump: it
-//! goes on by the monotonic clock, and follows the system's by a hundredth of the time that passes, as the Erlang virtual machine's
-//! does. And the store's, as its answers tell it, carried on by the monotonic clock. It is as late as the earlier of the two says.
+//! continues by the monotonic clock, and follows the system's by a hundredth of the time that passes, as the Erlang virtual machine's
+//! does. And the store's, as its answers say it, carried on by the monotonic clock. It is as late as the earlier of the two says.
 //!
 //! Owns the judgement. Does not own any clock: what they say comes in as arguments. Why so: docs/decisions/0024.
 
@@ -22,7 +22,7 @@ const FOLLOW_MOST_MS: u64 = 60_000;
 pub struct Doubt {
     /// What the node's clock says, in milliseconds since the epoch.
     pub node_ms: i64,
-    /// How far the node's clock is ahead of the store's; `None` if no answer of the store has told the time.
+    /// How far the node's clock is ahead of the store's; `None` if no answer of the store has said the time.
     pub skew_ms: Option<i64>,
 }
 
@@ -100,7 +100,7 @@ impl TrustedTime {
     /// of all three that counts then: after the machine has slept, or was set right, only the node's own is off.
     ///
     /// # Errors
-    /// If the store has not told the time, or tells another one.
+    /// If the store has not said the time, or says another one.
     pub fn now(&self, now_ms: u64) -> Result<i64, Doubt> {
         let node_ms = self.node_ms(now_ms);
         if self.max_skew_ms == 0 || mutant!(IgnoreStoreClock) {

@@ -134,7 +134,7 @@ stats! {
     /// Anything else.
     request_errors_other,
 
-    /// How far this node's clock is ahead of the store's (gauge; 0 until an answer has told the time).
+    /// Milliseconds that this node's clock is ahead of the store's, 0 until an answer has said the time (gauge).
     clock_skew_ms,
     /// 1 while the two do not agree, and nothing is deleted because of its age (gauge).
     clock_in_doubt,

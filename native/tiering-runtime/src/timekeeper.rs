@@ -1,4 +1,4 @@
-//! The clocks of a node: who is asked, and who is told.
+//! The clocks of a node: who is asked, and who is informed.
 //!
 //! Owns the reading of the system's clock; nobody else does that. Does not own what is to be believed ([`TrustedTime`]), nor the
 //! answers of the store, which say the time along with everything else ([`crate::remote_tier`]).
@@ -56,7 +56,7 @@ impl Timekeeper {
         let now_ms = self.clock.now_ms();
         let mut time = self.lock();
         time.system_says(now_ms, (self.system)());
-        self.tell(&time, now_ms)
+        self.report(&time, now_ms)
     }
 
     /// An answer of the store has just come and says that it is this late.
@@ -66,7 +66,7 @@ impl Timekeeper {
         time.system_says(now_ms, (self.system)());
         time.store_says(now_ms, store_ms);
         // Who waits for it asks by himself.
-        let _known = self.tell(&time, now_ms);
+        let _known = self.report(&time, now_ms);
     }
 
     /// What time it is for the store, which judges signatures and credentials: by its own clock, once that was heard.
@@ -83,7 +83,7 @@ impl Timekeeper {
             .unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    fn tell(&self, time: &TrustedTime, now_ms: u64) -> Result<i64, Doubt> {
+    fn report(&self, time: &TrustedTime, now_ms: u64) -> Result<i64, Doubt> {
         let now = time.now(now_ms);
         self.stats
             .clock_skew_ms

@@ -53,7 +53,7 @@ fn too_old<'a>(
 ) -> usize {
     let is_expired = |timestamp_ms| expired(timestamp_ms, bound, Some(now_ms));
     let is_possible = |timestamp_ms: &i64| !is_from_the_future(*timestamp_ms, now_ms);
-    // The fragments before this number are too old; those from there to the one that is looked at tell nothing themselves.
+    // The fragments before this number are too old; those between it and the current one say nothing themselves.
     let mut certain = 0;
     for (number, entry) in fragments.iter().enumerate() {
         if mutant!(FutureStampIsOld) && !is_possible(&entry.last_timestamp_ms) {

@@ -434,7 +434,7 @@ fn nothing_goes_by_age_until_the_store_s_clock_agrees_and_the_newest_stays() {
             .event(StreamEvent::Retention(hour))
             .expect("taken");
     };
-    // The log is years old by every clock, and the store has not told the time.
+    // The log is years old by every clock, and the store has not said the time.
     hour();
     let seen = world.until(&stream, |push| {
         matches!(push, StreamPush::Problem { kind: "clock", .. })

@@ -153,7 +153,7 @@ fn while_clocks_do_not_agree_nothing_is_too_old_and_it_is_a_problem_only_if_some
             "this node's clock is 900 s ahead of the store's: nothing is deleted because of its age until they agree"
         )
     );
-    // Nothing else happens, and it is looked at again.
+    // Nothing else happens, and it is checked again.
     assert_eq!(rig.machine.poll_timeout(), Some(rig.now + 60_000));
     rig.wait_until_due();
     assert_eq!(rig.machine.status().manifest_first_offset, 0);
@@ -176,7 +176,7 @@ fn while_clocks_do_not_agree_retention_by_size_goes_on() {
 }
 
 #[test]
-fn a_record_from_the_future_is_looked_at_again_and_goes_with_what_is_behind_it() {
+fn a_record_from_the_future_is_checked_again_and_goes_with_what_is_behind_it() {
     let mut root = root_of(0, &[20, 20, 20]);
     root.entries[0].last_timestamp_ms = 1 << 50;
     root.first_last_timestamp_ms = 1 << 50;

@@ -47,7 +47,7 @@ fn milliseconds(date: &str) -> Option<i64> {
     date.to_millis().ok().filter(|ms| *ms > 0)
 }
 
-/// The clock that the SDK signs by, and that tells it when credentials have to be renewed.
+/// The clock that the SDK signs by, and renews credentials by.
 #[derive(Debug, Clone)]
 pub(super) struct StoreTime(pub(super) Arc<Timekeeper>);
 
