@@ -109,12 +109,14 @@ def test_a_node_that_starts_with_a_wrong_clock_waits_says_so_and_uploads(broker,
 
 
 def test_age_takes_all_but_the_newest_once_the_store_s_clock_agrees(broker, s3):
-    s3.fault(name="ahead", clock_ahead_ms=86_400_000)
+    # More than the clocks may differ by, less than signatures may.
+    s3.fault(name="ahead", clock_ahead_ms=600_000)
     wait_until(lambda: broker.counter("clock_in_doubt") == 1, 30, "the store's time is heard")
     declare(broker, "aged", x_max_age="2s")
     end = fill(broker, "aged", 4)
     wait_until(lambda: problem(broker, "aged") == "clock", 90, "the problem is shown")
-    assert "86400 s behind the store's" in broker.stream_status("aged")["problem_text"].replace("86399", "86400")
+    assert "s behind the store's" in broker.stream_status("aged")["problem_text"]
+    assert 590_000 < -broker.counter("clock_skew_ms") < 610_000
     assert broker.range("aged") == (0, end)
     assert len(s3.keys("/data/")) >= 4
     s3.clear_faults()

@@ -18,6 +18,8 @@ type ReadClock = Box<dyn Fn() -> i64 + Send + Sync>;
 /// One for an engine. See the module's page.
 pub struct Timekeeper {
     clock: Clock,
+    /// Not if its answers may be wrong about the time: then neither age nor signatures go by them.
+    asks_the_store: bool,
     system: ReadClock,
     time: Mutex<TrustedTime>,
     stats: Arc<Stats>,
@@ -42,6 +44,7 @@ impl Timekeeper {
         let time = TrustedTime::new(clock.now_ms(), host_ms, config.max_clock_skew_ms);
         Self {
             clock,
+            asks_the_store: config.max_clock_skew_ms > 0,
             system,
             time: Mutex::new(time),
             stats,
@@ -61,6 +64,9 @@ impl Timekeeper {
 
     /// An answer of the store has just come and says that it is this late.
     pub fn store_says(&self, store_ms: i64) {
+        if !self.asks_the_store {
+            return;
+        }
         let now_ms = self.clock.now_ms();
         let mut time = self.lock();
         time.system_says(now_ms, (self.system)());
@@ -166,5 +172,12 @@ mod tests {
         assert_eq!(keeper.now(), Ok(HOST_MS));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(keeper.now(), Ok(HOST_MS + 1_010));
+        keeper.store_says(HOST_MS - 100 * DAY_MS);
+        assert_eq!(keeper.now(), Ok(HOST_MS + 1_010), "nor the store's");
+        let signed_ms = keeper
+            .for_the_store()
+            .duration_since(SystemTime::UNIX_EPOCH);
+        let signed_ms = signed_ms.map(|since| since.as_millis());
+        assert_eq!(signed_ms.ok(), Some((HOST_MS + 10 * DAY_MS) as u128));
     }
 }
