@@ -59,7 +59,7 @@ impl Model {
             let age_ms = i128::from(now_ms) - i128::from(oldest.last_ms);
             let too_old = max_age_ms.is_some_and(|max| age_ms > i128::from(max));
             // By age the newest stays, as osiris keeps its last segment.
-            if !too_much && !(too_old && self.pieces.len() > 1) {
+            if !(too_much || too_old && self.pieces.len() > 1) {
                 break;
             }
             self.pieces.remove(0);
