@@ -132,6 +132,9 @@ engine_config() ->
         max_transfer_bytes_per_sec => maps:get(max_transfer_bytes_per_sec, Settings),
         max_transfer_burst_bytes => maps:get(max_transfer_burst_bytes, Settings),
         max_concurrent_transfers => maps:get(max_concurrent_transfers, Settings),
+        max_clock_skew_ms => maps:get(max_clock_skew_ms, Settings),
+        %% Chunks are stamped by this clock, and not by the system's, which may have jumped.
+        system_time_ms => erlang:system_time(millisecond),
         request_timeout_ms => maps:get(request_timeout_ms, Settings),
         connect_timeout_ms => maps:get(connect_timeout_ms, Settings),
         transfer_deadline_ms => maps:get(transfer_deadline_ms, Settings),
@@ -198,6 +201,7 @@ table() ->
         {max_transfer_bytes_per_sec, unlimited, atom_or_within(unlimited, 1, 1 bsl 50)},
         {max_transfer_burst_bytes, Burst, atom_or_within(default, 1, 1 bsl 50)},
         {max_concurrent_transfers, 8, within(1, 1_024)},
+        {max_clock_skew_ms, 300_000, zero_or_within(10_000, 24 * 3_600_000)},
         {request_timeout_ms, 30_000, within(100, 3_600_000)},
         {connect_timeout_ms, 5_000, within(100, 600_000)},
         {transfer_deadline_ms, 180_000, within(1_000, 24 * 3_600_000)},

@@ -189,6 +189,8 @@ kind(Name) ->
 native_gauges() ->
     [
         requests_in_flight,
+        clock_skew_ms,
+        clock_in_doubt,
         transfers_in_flight,
         transfers_pending,
         streams_open,

@@ -605,6 +605,8 @@ config(Change) ->
                  max_transfer_bytes_per_sec => unlimited,
                  max_transfer_burst_bytes => default,
                  max_concurrent_transfers => 4,
+                 max_clock_skew_ms => 300_000,
+                 system_time_ms => erlang:system_time(millisecond),
                  request_timeout_ms => 10000,
                  connect_timeout_ms => 1000,
                  transfer_deadline_ms => 60000,

@@ -69,6 +69,7 @@ invalid_test_() ->
             {max_transfer_bytes_per_sec, fast},
             {endpoint, "http://"},
             {request_timeout_ms, -1},
+            {max_clock_skew_ms, 1},
             {worker_threads, 0},
             {worker_niceness, 20},
             {access_key_id, "alone"},
@@ -82,7 +83,9 @@ invalid_test_() ->
 off_test_() ->
     [
         ?_assertMatch({ok, _}, check([Setting]))
-     || Setting <- [{fragment_max_age_ms, 0}, {bucket_check_interval_ms, 0}]
+     || Setting <- [
+            {fragment_max_age_ms, 0}, {bucket_check_interval_ms, 0}, {max_clock_skew_ms, 0}
+        ]
     ].
 
 region_or_endpoint_test() ->

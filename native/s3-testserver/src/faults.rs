@@ -50,6 +50,11 @@ pub struct Rule {
     /// The above happens after the operation took effect, not instead of it.
     pub after_effect: bool,
 
+    /// The server's clock is so far ahead, in `Date` and for the time of signatures; behind if negative.
+    pub clock_ahead_ms: Option<i64>,
+    /// Refuses requests that were signed more than 15 minutes from the server's time, as S3 does.
+    pub check_time: bool,
+
     /// The operation takes effect and its conditions are not looked at.
     pub ignore_conditions: bool,
     /// The operation takes effect, then the connection is closed without an answer.

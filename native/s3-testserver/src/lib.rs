@@ -29,6 +29,7 @@ pub mod objects;
 
 mod body;
 mod checksums;
+mod clock;
 mod facts;
 mod io;
 mod s3;

@@ -15,6 +15,7 @@ use s3s::{HttpError, S3Error, S3ErrorCode};
 use tokio::sync::watch;
 
 use crate::body::{Broken, Cut, Shape, Shaped, Side};
+use crate::clock;
 use crate::facts::Facts;
 use crate::faults::{Barrier, Faults, Hit, Rule};
 use crate::log::{Log, Ticket};
@@ -56,6 +57,15 @@ impl Service {
             // Read it all: a client that is still sending may see a reset instead of the answer.
             drain(&mut body).await?;
             return Ok(answer(error, &rule, &ticket, flushes, &facts));
+        }
+        if rule.check_time && clock::is_too_far(&head.headers, clock_ms(&rule)) {
+            drain(&mut body).await?;
+            let refusal = Rule {
+                code: Some("RequestTimeTooSkewed".to_owned()),
+                ..rule.clone()
+            };
+            let refused = error_response(403, &refusal)?;
+            return Ok(answer(refused, &rule, &ticket, flushes, &facts));
         }
         if rule.ignore_conditions {
             head.extensions.insert(IgnoreConditions);
@@ -140,7 +150,17 @@ fn answer(
         // hyper never asks for the body of this one.
         ticket.answered();
     }
+    let mut response = response;
+    if rule.clock_ahead_ms.is_some()
+        && let Some(date) = clock::http_date(clock_ms(rule))
+    {
+        response.headers_mut().insert(http::header::DATE, date);
+    }
     response.map(|body| Shaped::new(body, Side::Response, Arc::clone(ticket), shape))
+}
+
+fn clock_ms(rule: &Rule) -> i64 {
+    clock::real_ms().saturating_add(rule.clock_ahead_ms.unwrap_or(0))
 }
 
 fn error_response(status: u16, rule: &Rule) -> Result<Response<s3s::Body>, Broken> {

@@ -9,7 +9,7 @@ use aws_sdk_s3::config::{Config, RequestChecksumCalculation};
 use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumMode, Delete, ObjectIdentifier};
 use common::{BUCKET, client, client_of, code, get, put, start};
-use s3_testserver::{Options, TestServer, TlsFiles};
+use s3_testserver::{Options, Rule, TestServer, TlsFiles};
 
 #[tokio::test]
 async fn object_comes_back_whole_and_in_ranges() {
@@ -430,4 +430,29 @@ async fn tls_port_speaks_tls() {
     assert_eq!(get(&client, "k").await.unwrap(), body);
     let stranger = client_of(&server.endpoint(), "AKTEST", "SKTESTSECRET", None);
     assert_eq!(get(&stranger, "k").await.unwrap_err(), "lost");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_shows_in_every_answer_and_judges_signatures() {
+    let server = start();
+    let client = client(&server);
+    server.faults().add(Rule {
+        clock_ahead_ms: Some(20 * 60_000),
+        check_time: true,
+        ..Rule::on_all()
+    });
+    let refused = put(&client, "a", b"1").await;
+    assert_eq!(refused, Err("RequestTimeTooSkewed".to_owned()));
+    assert!(
+        server.objects().get(BUCKET, "a").is_none(),
+        "without effect"
+    );
+    server.faults().set(vec![Rule {
+        check_time: true,
+        ..Rule::on_all()
+    }]);
+    // Now it has heard the first answer's time, and the server's is the real one again: one more answer says so.
+    let refused = put(&client, "a", b"1").await;
+    assert_eq!(refused, Err("RequestTimeTooSkewed".to_owned()));
+    put(&client, "a", b"1").await.unwrap();
 }

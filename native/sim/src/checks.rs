@@ -15,7 +15,7 @@ use tiering_core::replica_reader::{
 use crate::coverage::Coverage;
 use crate::promises;
 use crate::store::{Known, Stored};
-use crate::world::{WALL_MS, World};
+use crate::world::World;
 use tree::Flat;
 
 impl World {
@@ -148,6 +148,7 @@ impl World {
             return;
         };
         let (stream, recovered, cut_to) = (it.stream, it.recovered.take(), it.cut_to.take());
+        let latest_ms = self.latest_ms();
         let Some(state) = self.streams.get_mut(stream) else {
             return;
         };
@@ -237,11 +238,22 @@ impl World {
                 let over = state.strictest.max_bytes.is_some_and(|max| {
                     root.total_size_bytes + u128::from(last.size_bytes) > u128::from(max)
                 });
-                let cutoff = state
-                    .strictest
-                    .max_age_ms
-                    .map(|age| WALL_MS + self.now_ms as i64 - age as i64);
-                over || cutoff.is_some_and(|cutoff| last.last_timestamp_ms < cutoff)
+                // The true time, unless that went with a timeline that is no more.
+                let known = |(_, next): &(u64, u64)| root.first_offset <= *next;
+                let written = state.log.holding(root.first_offset).checked_sub(1);
+                let written = written
+                    .and_then(|at| state.log.chunk(at))
+                    .filter(|_| state.lost.iter().all(known));
+                let by_age = state.strictest.max_age_ms.is_some_and(|max_age_ms| {
+                    !root.is_empty()
+                        && written.is_none_or(|chunk| {
+                            promises::old_enough(chunk.written_ms, latest_ms, max_age_ms)
+                        })
+                });
+                if by_age {
+                    self.coverage.hit("age took what was old enough");
+                }
+                over || by_age
             });
             if !justified {
                 wrong.push("retention");

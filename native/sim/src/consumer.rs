@@ -160,6 +160,7 @@ impl World {
             3 => Spec::Next,
             4 | 5 => Spec::Offset(offset),
             6 => Spec::Abs(offset),
+            _ if !self.stamps_are_in_order() => Spec::First,
             _ => Spec::Timestamp(WALL_MS + self.now_ms as i64 + 20 - ago_ms as i64),
         };
         if let Some(it) = self.consumers.get_mut(consumer) {

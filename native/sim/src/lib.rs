@@ -6,6 +6,7 @@
 //! thread inside a run: one seed, one run.
 
 mod checks;
+mod clocks;
 mod consumer;
 pub mod coverage;
 mod log;

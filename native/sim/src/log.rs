@@ -20,6 +20,8 @@ pub struct Chunk {
     pub lead_crc: u32,
     /// CRC-32 of the trailer.
     pub trailer_crc: u32,
+    /// When it was written, whatever its timestamp says.
+    pub written_ms: i64,
 }
 
 /// All that was ever acknowledged (and not lost by all nodes at once).
@@ -101,7 +103,7 @@ impl Log {
     }
 
     /// A new chunk at the end.
-    pub fn append(&mut self, rng: &mut Rng, epoch: u64, timestamp_ms: i64) {
+    pub fn append(&mut self, rng: &mut Rng, epoch: u64, timestamp_ms: i64, written_ms: i64) {
         let word = rng.next();
         let data_bytes = rng.range(4, if word.is_multiple_of(16) { 700 } else { 90 });
         let filter_bytes = if word & 64 == 0 {
@@ -155,6 +157,7 @@ impl Log {
             start,
             lead_crc,
             trailer_crc: crc32(&trailer),
+            written_ms,
         });
     }
 

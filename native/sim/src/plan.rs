@@ -53,10 +53,14 @@ pub enum Trouble {
     Consumers,
     /// More than one stream.
     ManyStreams,
+    /// A clock of a node or of the store is wrong for a while.
+    ClockStep,
+    /// A record is stamped by a clock that is far ahead.
+    FutureStamp,
 }
 
 /// All of them, mildest last: shrinking tries to leave them out from the first.
-pub const TROUBLES: [Trouble; 22] = [
+pub const TROUBLES: [Trouble; 24] = [
     Trouble::ManyStreams,
     Trouble::Consumers,
     Trouble::DataLoss,
@@ -68,6 +72,8 @@ pub const TROUBLES: [Trouble; 22] = [
     Trouble::StoreOutage,
     Trouble::Denied,
     Trouble::MetadataOutage,
+    Trouble::ClockStep,
+    Trouble::FutureStamp,
     Trouble::Duplicate,
     Trouble::NewsLost,
     Trouble::Scan,

@@ -23,6 +23,12 @@ pub const fn anchor_removal(was_there: bool, anchor: bool, deleted: bool) -> boo
     !was_there || anchor || deleted
 }
 
+/// Retention by age: what goes was written longer ago than its bound, by a clock that says no more than `latest_ms`.
+#[must_use]
+pub const fn old_enough(written_ms: i64, latest_ms: i64, max_age_ms: u64) -> bool {
+    latest_ms.saturating_sub(written_ms) > max_age_ms.cast_signed()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,6 +64,11 @@ mod tests {
         let mut other = root(&[10, 20], 30);
         other.entries[1].uid = 7;
         assert!(!replica_prefix(&other, &persisted), "another object");
+    }
+
+    #[test]
+    fn what_goes_too_early_is_noticed() {
+        assert!(!old_enough(1_000, 1_500, 500) && old_enough(1_000, 1_501, 500));
     }
 
     #[test]

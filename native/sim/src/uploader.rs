@@ -21,7 +21,7 @@ use tiering_core::replica_reader::{
 
 use crate::plan::Trouble;
 use crate::store::Stored;
-use crate::world::{Event, WALL_MS, World};
+use crate::world::{Event, World};
 
 /// A request on its way to who answers it.
 #[derive(Debug)]
@@ -104,9 +104,9 @@ impl World {
         }
         let (node, epoch) = (state.writer, state.epoch);
         let mut machine = ReplicaReader::new(self.now_ms, self.knobs.upload, epoch, seed);
-        machine.set_wall_clock(self.now_ms, WALL_MS + self.now_ms as i64);
         let uploader = self.uploaders.len();
         state.uploader = Some(uploader);
+        machine.set_time(self.now_ms, self.node_time(node));
         self.uploaders.push(Uploader {
             stream,
             node,
@@ -214,10 +214,21 @@ impl World {
         if !matches!(event, MachineEvent::Tick) {
             it.wakes_in_a_row = 0;
         }
-        let Some(machine) = &mut it.machine else {
+        let node = it.node;
+        if it.machine.is_none() {
+            return;
+        }
+        self.hear_store_time(node, &event);
+        let time = self.node_time(node);
+        let Some(machine) = self
+            .uploaders
+            .get_mut(uploader)
+            .and_then(|it| it.machine.as_mut())
+        else {
             return;
         };
         let mark = Mark::of(machine);
+        machine.set_time(now_ms, time);
         machine.handle(now_ms, event);
         if !mark.still_holds(machine) {
             self.violated(|| format!("prefix monotonicity: uploader {uploader}"));

@@ -13,6 +13,7 @@ use log_format::manifest::Root;
 use tiering_core::replica_reader::{self, Pointer, RetentionBound};
 
 use crate::checks::tree::Flat;
+use crate::clocks::NodeClock;
 use crate::consumer::{Consumer, ReaderNews, ReaderOp};
 use crate::coverage::Coverage;
 use crate::log::{Log, NodeLog};
@@ -100,6 +101,8 @@ pub enum Event {
     Edit(usize, usize, Edit),
     /// The objects of a deleted stream are swept.
     Sweep(usize),
+    /// A clock that was wrong is right again.
+    ClockBack(usize),
     /// A consumer looks for more.
     Poll(usize),
     /// A request of a reader reaches the store.
@@ -159,6 +162,10 @@ pub struct World {
     pub store_denies_until_ms: u64,
     /// Until when the metadata store is not there.
     pub metadata_down_until_ms: u64,
+    /// The clocks of the nodes.
+    pub clocks: Vec<NodeClock>,
+    /// How far the store's clock is ahead of the true time.
+    pub store_ahead_ms: i64,
     /// What happened how often.
     pub coverage: Coverage,
     /// The first thing that did not hold.
@@ -186,6 +193,7 @@ impl World {
         } else {
             1
         };
+        let clocks = (0..knobs.nodes).map(|_| NodeClock::right(1)).collect();
         let mut world = Self {
             plan,
             knobs,
@@ -202,6 +210,8 @@ impl World {
             store_down_until_ms: 0,
             store_denies_until_ms: 0,
             metadata_down_until_ms: 0,
+            clocks,
+            store_ahead_ms: 0,
             coverage: Coverage::default(),
             violation: None,
             steps: 0,
@@ -315,6 +325,7 @@ impl World {
             Event::News(stream, node, known) => self.hear(stream, node, known),
             Event::Edit(stream, node, edit) => self.hear_edit(stream, node, &edit),
             Event::Sweep(stream) => self.sweep(stream),
+            Event::ClockBack(node) => self.clock_back(node),
             Event::Poll(consumer) => self.poll(consumer),
             Event::ReaderApply(consumer, reader, op) => self.reader_apply(consumer, reader, op),
             Event::ReaderNews(consumer, reader, news) => self.reader_news(consumer, reader, news),
@@ -330,6 +341,9 @@ impl World {
         self.store_down_until_ms = 0;
         self.store_denies_until_ms = 0;
         self.metadata_down_until_ms = 0;
+        for node in 0..self.clocks.len() {
+            self.clock_back(node);
+        }
         for uploader in 0..self.uploaders.len() {
             let current = self.uploaders.get(uploader).is_some_and(|it| {
                 self.streams.get(it.stream).is_some_and(|stream| {

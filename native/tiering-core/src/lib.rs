@@ -2,7 +2,7 @@
 //!
 //! Owns: when to scan, cut, upload, persist, retain and recover ([`replica_reader`]); how chunks become fragments
 //! ([`fragment_assembly`]); what is done to a manifest ([`manifest`]); where a reader starts ([`route`]); how uploads are
-//! paced ([`token_bucket`]). Does not own: tasks, files, sockets, clocks, chance. Time and seeds come in as arguments, work
+//! paced ([`token_bucket`]); what time it is ([`trusted_time`]). Does not own: tasks, files, sockets, clocks, chance. Time and seeds come in as arguments, work
 //! goes out as effects, and what became of it comes back as events.
 
 pub mod fragment_assembly;
@@ -12,3 +12,4 @@ pub mod remote_reader;
 pub mod replica_reader;
 pub mod route;
 pub mod token_bucket;
+pub mod trusted_time;

@@ -88,6 +88,14 @@ mod active {
         RetainKeepsTotal,
         /// The last entry of a root is never dropped.
         RetainLastEntry,
+        /// By age even the newest fragment is dropped.
+        ExpireNewest,
+        /// A fragment with a timestamp from the future counts as too old.
+        FutureStampIsOld,
+        /// A step of the system's clock is believed.
+        BelieveClockSteps,
+        /// The store's clock is ignored.
+        IgnoreStoreClock,
         /// The answer of a transfer that had one already is applied again.
         ApplyDuplicate,
         /// A recovery happens although its reason is gone.

@@ -22,6 +22,7 @@ use crate::remote_tier::{
 };
 use crate::settings::{Config, ConfigError};
 use crate::stats::Stats;
+use crate::timekeeper::Timekeeper;
 
 /// Each running transfer may hold a thread that reads its segment files; so many more are there for scans and name look-ups.
 const SCAN_THREADS_MAX: usize = 32;
@@ -62,6 +63,7 @@ impl std::error::Error for Closed {}
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
     pub(crate) clock: Clock,
+    pub(crate) timekeeper: Arc<Timekeeper>,
     pub(crate) keys: KeySpace,
     /// Counts each request; retries nothing.
     pub(crate) tier: Arc<dyn RemoteTier>,
@@ -121,15 +123,29 @@ impl Engine {
     /// # Errors
     /// If a setting cannot be used or threads cannot be started.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let tier = Arc::new(S3RemoteTier::new(&config));
-        Self::open_with(config, tier)
+        let (clock, stats) = (Clock::start(), Arc::new(Stats::default()));
+        let timekeeper = Arc::new(Timekeeper::new(&config, clock, Arc::clone(&stats)));
+        let tier = S3RemoteTier::with_timekeeper(&config, Arc::clone(&timekeeper));
+        Self::open_at(config, Arc::new(tier), clock, timekeeper, stats)
     }
 
-    /// The same over another store.
+    /// The same over another store. It has no clock: nothing expires by age unless `max_clock_skew_ms` is 0.
     ///
     /// # Errors
     /// If a setting cannot be used or threads cannot be started.
     pub fn open_with(config: Config, tier: Arc<dyn RemoteTier>) -> Result<Self, OpenError> {
+        let (clock, stats) = (Clock::start(), Arc::new(Stats::default()));
+        let timekeeper = Arc::new(Timekeeper::new(&config, clock, Arc::clone(&stats)));
+        Self::open_at(config, tier, clock, timekeeper, stats)
+    }
+
+    fn open_at(
+        config: Config,
+        tier: Arc<dyn RemoteTier>,
+        clock: Clock,
+        timekeeper: Arc<Timekeeper>,
+        stats: Arc<Stats>,
+    ) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.worker_threads)
@@ -139,8 +155,6 @@ impl Engine {
             .enable_all()
             .build()
             .map_err(|error| OpenError::Runtime(error.to_string()))?;
-        let stats = Arc::new(Stats::default());
-        let clock = Clock::start();
         let tier: Arc<dyn RemoteTier> = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
         let retrying = Retrying::new(
             Arc::clone(&tier),
@@ -165,6 +179,7 @@ impl Engine {
             read_cache,
             config: Arc::new(config),
             clock,
+            timekeeper,
             tier,
             retrying: Arc::new(retrying),
             governor,

@@ -20,3 +20,4 @@ mod roots;
 pub mod settings;
 pub mod stats;
 pub mod stream;
+pub mod timekeeper;

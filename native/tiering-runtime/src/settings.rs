@@ -70,6 +70,10 @@ pub struct Config {
     pub max_transfer_burst_bytes: Option<u64>,
     /// Transfers that run at the same time on this node.
     pub max_concurrent_transfers: usize,
+    /// Clocks of this node and of the store that differ by more do not agree on what is too old; 0: the store's is not asked.
+    pub max_clock_skew_ms: u64,
+    /// What time the host believes it is, which is not what the system's clock says if that has jumped; `None`: as that says.
+    pub system_time_ms: Option<i64>,
     /// Longest silence of the store within one request.
     pub request_timeout_ms: u64,
     /// Longest time to connect, TLS included.
@@ -116,6 +120,8 @@ impl Default for Config {
             max_transfer_bytes_per_sec: None,
             max_transfer_burst_bytes: None,
             max_concurrent_transfers: 8,
+            max_clock_skew_ms: 300_000,
+            system_time_ms: None,
             request_timeout_ms: 30_000,
             connect_timeout_ms: 5_000,
             transfer_deadline_ms: 180_000,
@@ -262,6 +268,7 @@ impl Config {
             1,
             1024,
         )?;
+        in_range("max_clock_skew_ms", self.max_clock_skew_ms, 0, DAY_MS)?;
         in_range("request_timeout_ms", self.request_timeout_ms, 1, DAY_MS)?;
         in_range("connect_timeout_ms", self.connect_timeout_ms, 1, DAY_MS)?;
         in_range("transfer_deadline_ms", self.transfer_deadline_ms, 1, DAY_MS)?;

@@ -34,6 +34,11 @@ impl Stat {
             .store(i64::try_from(value).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
+    /// Sets what may be negative (gauges only).
+    pub fn set_signed(&self, value: i64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// Reads.
     #[must_use]
     pub fn get(&self) -> i64 {
@@ -128,6 +133,11 @@ stats! {
     request_errors_malformed,
     /// Anything else.
     request_errors_other,
+
+    /// Milliseconds that this node's clock is ahead of the store's, 0 until an answer has said the time (gauge).
+    clock_skew_ms,
+    /// 1 while the two do not agree, and nothing is deleted because of its age (gauge).
+    clock_in_doubt,
 
     /// Fragment transfers that were admitted and are running (gauge).
     transfers_in_flight,

@@ -51,6 +51,8 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         max_transfer_bytes_per_sec: setting!(map, max_transfer_bytes_per_sec, rate),
         max_transfer_burst_bytes: setting!(map, max_transfer_burst_bytes, burst),
         max_concurrent_transfers: setting!(map, max_concurrent_transfers, integer),
+        max_clock_skew_ms: setting!(map, max_clock_skew_ms, integer),
+        system_time_ms: setting!(map, system_time_ms, |term| integer(term).map(Some)),
         request_timeout_ms: setting!(map, request_timeout_ms, integer),
         connect_timeout_ms: setting!(map, connect_timeout_ms, integer),
         transfer_deadline_ms: setting!(map, transfer_deadline_ms, integer),

@@ -31,13 +31,14 @@ impl World {
             28..=30 => self.outage(kind),
             31..=36 => self.request_cut(stream),
             37..=39 => self.new_replica(stream),
+            40..=43 if allowed(Trouble::ClockStep) => self.step_clock(),
             _ => self.publish(stream),
         }
     }
 
     pub(super) fn publish(&mut self, stream: usize) {
         let mut count = self.rng.range(0, self.knobs.burst);
-        let timestamp_ms = WALL_MS + self.now_ms as i64;
+        let (timestamp_ms, written_ms) = (self.stamp_ms(), self.true_ms());
         let lag = self.rng.chance(3_000);
         let Some(state) = self.streams.get_mut(stream) else {
             return;
@@ -53,7 +54,9 @@ impl World {
             count = 0;
         }
         for _ in 0..count {
-            state.log.append(&mut self.rng, state.epoch, timestamp_ms);
+            state
+                .log
+                .append(&mut self.rng, state.epoch, timestamp_ms, written_ms);
         }
         for (node, disk) in state.disks.iter_mut().enumerate() {
             if node == state.writer || !lag {

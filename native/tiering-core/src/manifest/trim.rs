@@ -10,7 +10,7 @@ use std::sync::Arc;
 use log_format::manifest::{Entry, Group, Kind, NO_TIMESTAMP, Root};
 
 use super::edit::{Beginning, Edit};
-use super::retention::{expired, leading_to_drop};
+use super::retention::{expired, is_from_the_future, leading_to_drop};
 use crate::mutants::mutant;
 use crate::replica_reader::RetentionBound;
 
@@ -133,7 +133,13 @@ pub fn look(
         .entries
         .partition_point(|entry| entry.first_offset < durable_next_offset);
     let candidates = leaf.entries.get(leaf.index..durable).unwrap_or_default();
-    let count = leading_to_drop(candidates, root.total_size_bytes, bound, wall_now_ms);
+    let above = levels.iter().rev().flat_map(|level| {
+        let after = level.entries.get(level.index + 1..);
+        after.unwrap_or_default()
+    });
+    let later = leaf.entries.get(durable.max(leaf.index)..);
+    let later = later.unwrap_or_default().iter().chain(above);
+    let count = leading_to_drop(candidates, later, root.total_size_bytes, bound, wall_now_ms);
     let survivor = leaf.entries.get(leaf.index + count);
     if let (0, Some(first)) = (count, survivor) {
         let beginning = Beginning {
@@ -196,7 +202,14 @@ fn is_due(root: &Root, bound: RetentionBound, wall_now_ms: Option<i64>) -> bool 
         .max_bytes
         .is_some_and(|max_bytes| root.total_size_bytes > u128::from(max_bytes));
     let unknown = bound.max_age_ms.is_some() && root.first_last_timestamp_ms == NO_TIMESTAMP;
-    too_big || unknown || expired(root.first_last_timestamp_ms, bound, wall_now_ms)
+    // What such a fragment's age is, those behind it say.
+    let from_the_future = bound.max_age_ms.is_some()
+        && wall_now_ms
+            .is_some_and(|now_ms| is_from_the_future(root.first_last_timestamp_ms, now_ms));
+    too_big
+        || unknown
+        || from_the_future
+        || expired(root.first_last_timestamp_ms, bound, wall_now_ms)
 }
 
 /// Down to the fragment that holds the offset.

@@ -22,6 +22,8 @@ use std::sync::Arc;
 
 use log_format::manifest::{Entry, Kind, Root};
 
+use crate::trusted_time::Doubt;
+
 mod drain;
 mod effect;
 mod event;
@@ -66,8 +68,8 @@ pub struct ReplicaReader {
     settings: Settings,
     epoch: u64,
     now_ms: u64,
-    /// The wall clock as it was told: our clock then, and it.
-    wall: Option<(u64, i64)>,
+    /// What time it is, as it was last given, and our clock then.
+    time: Option<(u64, Result<i64, Doubt>)>,
     chance: Chance,
     /// Every effect with an answer has its own number, so that no answer is taken for another's.
     last_ticket: u64,
@@ -118,7 +120,7 @@ impl ReplicaReader {
             settings: settings.usable(),
             epoch,
             now_ms,
-            wall: None,
+            time: None,
             chance: Chance::new(seed),
             last_ticket: 1,
             effects: VecDeque::new(),
@@ -150,10 +152,11 @@ impl ReplicaReader {
         machine
     }
 
-    /// Tells the wall clock, which retention by age compares the chunks' timestamps with. Once is enough, as the machine moves
-    /// it on by `now_ms`; now and then keeps it true. Until then nothing is too old.
-    pub fn set_wall_clock(&mut self, now_ms: u64, wall_now_ms: i64) {
-        self.wall = Some((now_ms, wall_now_ms));
+    /// Says what time it is, which retention by age compares the chunks' timestamps with, or why nobody knows
+    /// ([`TrustedTime`](crate::trusted_time::TrustedTime)). The machine moves it on by `now_ms`. Nothing is too old while it is in
+    /// doubt, nor before it was given.
+    pub fn set_time(&mut self, now_ms: u64, time: Result<i64, Doubt>) {
+        self.time = Some((now_ms, time));
     }
 
     /// Takes in what happened. `now_ms` is a clock that never steps back.
@@ -206,6 +209,7 @@ impl ReplicaReader {
         }
         self.expire();
         self.advance();
+        self.note_doubt();
         self.tell_problem();
     }
 

@@ -154,6 +154,7 @@ pub(super) enum ProblemKind {
     Transfer,
     Persist,
     Group,
+    Clock,
 }
 
 impl ProblemKind {
@@ -166,6 +167,7 @@ impl ProblemKind {
             Self::Transfer => "transfer",
             Self::Persist => "persist",
             Self::Group => "group",
+            Self::Clock => "clock",
         }
     }
 }

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
 
 use tiering_core::replica_reader::{
     Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd, Settings,
@@ -200,7 +199,8 @@ impl Driver {
                 () = sleep_until(deadline), if deadline.is_some() => Some(self.time_passed()),
             };
             if let Some(event) = event {
-                self.tell_wall_clock();
+                let time = self.workshop.shared.timekeeper.now();
+                self.machine.set_time(self.now_ms(), time);
                 self.machine.handle(self.now_ms(), event);
                 self.run_effects();
             }
@@ -222,16 +222,6 @@ impl Driver {
             }
         }
         Event::Tick
-    }
-
-    fn tell_wall_clock(&mut self) {
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        if let Some(wall_ms) = since_epoch
-            .ok()
-            .and_then(|since| i64::try_from(since.as_millis()).ok())
-        {
-            self.machine.set_wall_clock(self.now_ms(), wall_ms);
-        }
     }
 
     fn shell_event(&mut self, event: StreamEvent) -> Option<Event> {

@@ -418,6 +418,62 @@ fn retention_takes_groups_away_with_what_they_hold() {
 }
 
 #[test]
+fn nothing_goes_by_age_until_the_store_s_clock_agrees_and_the_newest_stays() {
+    let mut world = World::new(|_| ());
+    let stream = world.open(1);
+    grow(&mut world, &stream, 4);
+    let (fragments, newest) = (stored(&world, ".fragment"), world.root().entries.len() - 1);
+    let newest = world.root().entries[newest];
+    let hour = || {
+        let hour = RetentionBound {
+            max_bytes: None,
+            max_age_ms: Some(3_600_000),
+        };
+        stream
+            .handle
+            .event(StreamEvent::Retention(hour))
+            .expect("taken");
+    };
+    // The log is years old by every clock, and the store has not said the time.
+    hour();
+    let seen = world.until(&stream, |push| {
+        matches!(push, StreamPush::Problem { kind: "clock", .. })
+    });
+    assert!(
+        matches!(seen.last(), Some(StreamPush::Problem { text, .. }) if text.starts_with("no answer of the store"))
+    );
+    // It has another time, as it would after a step of this node's clock before it started.
+    let timekeeper = Arc::clone(&world.engine.shared().timekeeper);
+    let now_ms = || {
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
+        i64::try_from(since.expect("later").as_millis()).expect("small")
+    };
+    let day_ms = 24 * 3_600_000;
+    timekeeper.store_says(now_ms() - 30 * day_ms);
+    hour();
+    wait_until(|| {
+        let problem = stream.handle.status().machine.problem;
+        problem.is_some_and(|problem| problem.text.contains("ahead of the store's"))
+    });
+    let status = stream.handle.status();
+    assert_eq!(status.machine.manifest_first_offset, 0);
+    assert_eq!(status.counters.fragments_deleted, 0);
+    assert_eq!(stored(&world, ".fragment"), fragments);
+    assert_eq!(world.engine.shared().stats.clock_in_doubt.get(), 1);
+
+    timekeeper.store_says(now_ms());
+    hour();
+    let seen = world.until(
+        &stream,
+        |push| matches!(push, StreamPush::Range(range, _) if range.first_offset > 0),
+    );
+    let over = |push: &&StreamPush| matches!(push, StreamPush::Recovered { kind: "clock" });
+    assert_eq!(seen.iter().filter(over).count(), 1, "{seen:?}");
+    assert_eq!(world.root().entries, [newest]);
+    world.assert_faithful();
+}
+
+#[test]
 fn who_hears_of_each_persist_fetches_a_root_once_and_knows_the_same_bytes() {
     let mut world = World::new(|config| config.rebalance_threshold = 2);
     world.follower = Some(Follower::new(&world.memory));

@@ -76,6 +76,7 @@ impl Forest {
                 .partition_point(|entry| entry.first_offset < durable);
             let count = leading_to_drop(
                 &self.root.entries[..persisted],
+                &self.root.entries[persisted..],
                 self.root.total_size_bytes,
                 bound,
                 now,
@@ -118,6 +119,7 @@ impl Forest {
             let too_old = bound.max_age_ms.is_some_and(|age| {
                 now.is_some_and(|now| first.last_timestamp_ms + (age as i64) < now)
             });
+            let too_old = too_old && left.len() > 1;
             if !(too_big || too_old) || first.first_offset >= durable {
                 break;
             }
@@ -298,6 +300,48 @@ fn a_beginning_inside_a_group_that_is_not_known_is_found_out() {
     };
     assert!(forest.retain(age, Some(0), 640).is_empty());
     assert_eq!(forest.root.first_last_timestamp_ms, 9);
+}
+
+#[test]
+fn by_age_the_newest_fragment_stays_also_inside_a_group() {
+    let mut forest = mega();
+    let age = RetentionBound {
+        max_bytes: None,
+        max_age_ms: Some(0),
+    };
+    let gone = forest.retain(age, Some(1_000_000), 640);
+    assert_eq!(forest.root.first_offset, 630);
+    assert_eq!(forest.root.total_size_bytes, 10);
+    let fragments = gone
+        .iter()
+        .filter(|(entry, _)| entry.kind == Kind::Fragment);
+    assert_eq!(fragments.count(), 63);
+}
+
+#[test]
+fn a_record_from_the_future_at_the_end_of_a_group_is_as_old_as_the_group_behind_it() {
+    let mut forest = Forest::new();
+    for number in 0..8 {
+        forest.append(10, 10);
+        if number == 3 {
+            let last = forest.root.entries.last_mut().unwrap();
+            last.last_timestamp_ms = 1 << 50;
+            *forest.flat.last_mut().unwrap() = *last;
+        }
+    }
+    forest.rebalance(4);
+    assert_eq!(forest.root.entries.len(), 2, "two groups of four");
+    let age = RetentionBound {
+        max_bytes: None,
+        max_age_ms: Some(100),
+    };
+    // Timestamps are offsets: the one behind it begins at 40.
+    forest.retain(age, Some(140), 80);
+    assert_eq!(forest.root.first_offset, 30);
+    forest.retain(age, Some(141), 80);
+    assert_eq!(forest.root.first_offset, 40);
+    forest.retain(age, Some(1_000), 80);
+    assert_eq!(forest.root.first_offset, 70);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The user's bound on the remote tier.
 
 use super::*;
+use crate::trusted_time::Doubt;
 
 fn bytes(max_bytes: u64) -> Event {
     Event::RetentionChanged(RetentionBound {
@@ -112,20 +113,85 @@ fn age_wakes_the_machine_when_the_oldest_fragment_expires() {
     rig.send(age(10_000));
     assert_eq!(rig.machine.poll_timeout(), None, "no clock, no age");
     // Timestamps are chunk ids: the first fragment ends at 10, the second at 30.
-    rig.machine.set_wall_clock(rig.now, 5_000);
+    rig.machine.set_time(rig.now, Ok(5_000));
     rig.send(Event::Tick);
     assert_eq!(rig.machine.poll_timeout(), Some(5_011));
     rig.wait_until_due();
     assert_eq!(rig.machine.status().manifest_first_offset, 20);
-    assert_eq!(rig.machine.poll_timeout(), Some(5_031));
     rig.wait_until_due();
-    assert_eq!(rig.machine.status().manifest_entries, 0);
-    rig.wait_until_due();
+    assert_eq!(rig.put_root(Ok(101)).first_offset, 20);
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    rig.published();
+    assert_eq!(rig.deleted(), [fragment(0, 1)]);
     assert_eq!(
-        *rig.put_root(Ok(101)),
-        Root::empty_at(40),
-        "both in one persist"
+        rig.machine.poll_timeout(),
+        None,
+        "the newest stays, and rests"
     );
+    rig.wait(1_000_000);
+    assert_eq!(rig.machine.status().manifest_entries, 1);
+}
+
+const DOUBT: Doubt = Doubt {
+    node_ms: 1_000_000,
+    skew_ms: Some(900_000),
+};
+
+#[test]
+fn while_clocks_do_not_agree_nothing_is_too_old_and_it_is_a_problem_only_if_something_would_be() {
+    let mut rig = Rig::persisted();
+    rig.machine.set_time(rig.now, Err(DOUBT));
+    rig.send(age(10_000_000));
+    assert_eq!(rig.problem_now(), None, "nothing would be");
+    rig.send(age(10_000));
+    assert_eq!(rig.machine.status().manifest_first_offset, 0);
+    assert_eq!(rig.problem_now(), Some("clock"));
+    let text = rig.machine.status().problem.map(|problem| problem.text);
+    assert_eq!(
+        text.as_deref(),
+        Some(
+            "this node's clock is 900 s ahead of the store's: nothing is deleted because of its age until they agree"
+        )
+    );
+    // Nothing else happens, and it is checked again.
+    assert_eq!(rig.machine.poll_timeout(), Some(rig.now + 60_000));
+    rig.wait_until_due();
+    assert_eq!(rig.machine.status().manifest_first_offset, 0);
+    rig.machine.set_time(rig.now, Ok(1_000));
+    rig.send(Event::Tick);
+    assert_eq!(rig.problem_now(), None);
+    assert_eq!(rig.machine.status().manifest_first_offset, 0, "too young");
+    rig.machine.set_time(rig.now, Ok(10_011));
+    rig.send(Event::Tick);
+    assert_eq!(rig.machine.status().manifest_first_offset, 20);
+}
+
+#[test]
+fn while_clocks_do_not_agree_retention_by_size_goes_on() {
+    let mut rig = Rig::persisted();
+    rig.machine.set_time(rig.now, Err(DOUBT));
+    rig.send(bytes(2 * CHUNK_BYTES));
+    assert_eq!(rig.machine.status().manifest_first_offset, 20);
+    assert_eq!(rig.problem_now(), None);
+}
+
+#[test]
+fn a_record_from_the_future_is_checked_again_and_goes_with_what_is_behind_it() {
+    let mut root = root_of(0, &[20, 20, 20]);
+    root.entries[0].last_timestamp_ms = 1 << 50;
+    root.first_last_timestamp_ms = 1 << 50;
+    let mut rig = Rig::confirmed(&root);
+    rig.machine.set_time(rig.now, Ok(5_000));
+    rig.send(age(10_000));
+    // Timestamps are offsets: the one behind it begins at 20.
+    let again = rig.machine.poll_timeout().unwrap();
+    assert!(again <= rig.now + 60_000, "{again}");
+    rig.machine.set_time(rig.now, Ok(10_020));
+    rig.send(Event::Tick);
+    assert_eq!(rig.machine.status().manifest_first_offset, 0);
+    rig.machine.set_time(rig.now, Ok(10_021));
+    rig.send(Event::Tick);
+    assert_eq!(rig.machine.status().manifest_first_offset, 20);
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Rig {
     }
 
     /// What the operator sees now; forgets what he was told.
-    fn problem_now(&mut self) -> Option<&'static str> {
+    pub(super) fn problem_now(&mut self) -> Option<&'static str> {
         self.effects
             .retain(|effect| !matches!(effect, Effect::Problem { .. }));
         self.machine.status().problem.map(|problem| problem.kind)
@@ -591,7 +591,7 @@ fn a_read_that_never_answers_is_made_again_and_its_late_answer_ignored() {
 fn age_wakes_the_machine_for_a_leading_group_too() {
     let (root, groups) = grown();
     let mut rig = Rig::confirmed(&root);
-    rig.machine.set_wall_clock(rig.now, 5_000);
+    rig.machine.set_time(rig.now, Ok(5_000));
     rig.send(Event::RetentionChanged(RetentionBound {
         max_bytes: None,
         max_age_ms: Some(10_000),

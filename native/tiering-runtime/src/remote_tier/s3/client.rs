@@ -3,6 +3,7 @@
 //! Owns everything that the SDK could decide for us and must not: retries, checksums, timeouts, trust. Does not own requests.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
@@ -18,8 +19,10 @@ use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::date::{HearDate, StoreTime};
 use crate::remote_tier::{StoreError, StoreErrorKind};
 use crate::settings::Config;
+use crate::timekeeper::Timekeeper;
 
 /// Reads and checks a PEM file. The SDK panics on one that does not parse, so nothing unchecked may reach it.
 fn read_authorities(path: &Path) -> Result<Vec<u8>, StoreError> {
@@ -61,7 +64,7 @@ fn http_client(config: &Config, authorities: Option<Vec<u8>>) -> SharedHttpClien
     }
 }
 
-async fn credentials(config: &Config) -> Option<SharedCredentialsProvider> {
+async fn credentials(config: &Config, time: StoreTime) -> Option<SharedCredentialsProvider> {
     if let (Some(key_id), Some(secret)) = (&config.access_key_id, &config.secret_access_key) {
         let token = config
             .session_token
@@ -78,13 +81,17 @@ async fn credentials(config: &Config) -> Option<SharedCredentialsProvider> {
     let chain = aws_config::defaults(BehaviorVersion::latest())
         .region(Region::new(config.region.clone()))
         .http_client(http_client)
+        .time_source(time)
         .load()
         .await;
     chain.credentials_provider()
 }
 
 /// A client for these settings.
-pub(super) async fn connect(config: &Config) -> Result<Client, StoreError> {
+pub(super) async fn connect(
+    config: &Config,
+    timekeeper: &Arc<Timekeeper>,
+) -> Result<Client, StoreError> {
     let authorities = match config.tls_ca_file.clone() {
         None => None,
         Some(path) => {
@@ -106,10 +113,15 @@ pub(super) async fn connect(config: &Config) -> Result<Client, StoreError> {
         .http_client(http_client(config, authorities))
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
+        .interceptor(HearDate(Arc::clone(timekeeper)))
+        .time_source(StoreTime(Arc::clone(timekeeper)))
+        // That clock is corrected already; to do so twice would be wrong by as much again.
+        .disable_clock_skew_correction(true)
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
-    builder.set_credentials_provider(credentials(config).await);
+    let time = StoreTime(Arc::clone(timekeeper));
+    builder.set_credentials_provider(credentials(config, time).await);
     if let Some(endpoint) = &config.endpoint {
         builder = builder.endpoint_url(endpoint);
     }

@@ -5,6 +5,7 @@
 
 mod body;
 mod client;
+mod date;
 mod fold;
 
 use std::ops::Range;
@@ -22,11 +23,14 @@ use super::{
     DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
     RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
+use crate::clock::Clock;
 use crate::settings::Config;
+use crate::timekeeper::Timekeeper;
 
 /// One bucket of an S3-compatible store.
 pub struct S3RemoteTier {
     config: Config,
+    timekeeper: Arc<Timekeeper>,
     // Made at the first request: finding authorities and credentials reads files, which opening an engine must not wait for.
     client: OnceCell<Client>,
 }
@@ -35,15 +39,23 @@ impl S3RemoteTier {
     /// A store for these settings. Makes no request and reads no file.
     #[must_use]
     pub fn new(config: &Config) -> Self {
+        let timekeeper = Timekeeper::new(config, Clock::start(), Arc::default());
+        Self::with_timekeeper(config, Arc::new(timekeeper))
+    }
+
+    /// The same; what time it is, as its answers say, is passed on.
+    #[must_use]
+    pub fn with_timekeeper(config: &Config, timekeeper: Arc<Timekeeper>) -> Self {
         Self {
             config: config.clone(),
+            timekeeper,
             client: OnceCell::new(),
         }
     }
 
     async fn client(&self) -> Result<&Client, StoreError> {
         self.client
-            .get_or_try_init(|| client::connect(&self.config))
+            .get_or_try_init(|| client::connect(&self.config, &self.timekeeper))
             .await
     }
 
