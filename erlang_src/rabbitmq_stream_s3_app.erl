@@ -27,7 +27,7 @@ way. See docs/decisions/0004-inert-instead-of-refusing.md.
 ).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
--define(INTERFACE_VERSION, 2).
+-define(INTERFACE_VERSION, 3).
 
 -spec start(application:start_type(), term()) -> {ok, pid()}.
 start(_Type, _Args) ->

@@ -41,7 +41,9 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {manifest_edits_unfitting, 24, counter,
         "Edits that did not follow what was known here: the manifest is fetched"},
     {manifest_edits_corrupt, 25, counter,
-        "Edits refused for what was in them: the manifest is fetched"}
+        "Edits refused for what was in them: the manifest is fetched"},
+    {logs_begun_at_durable_end, 26, counter,
+        "Empty local logs of writers that began at the end of what is durable"}
 ]).
 
 -type name() :: atom().

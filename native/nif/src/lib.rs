@@ -24,7 +24,7 @@ use crate::codec::spec::{SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, StreamResource};
 
 /// Version of the contract; the plugin refuses to start on another.
-const INTERFACE_VERSION: u32 = 2;
+const INTERFACE_VERSION: u32 = 3;
 
 fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))

@@ -17,6 +17,7 @@ use tiering_core::replica_reader::promises::Mark;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
     ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
+    Witness,
 };
 
 use crate::plan::Trouble;
@@ -35,6 +36,7 @@ pub enum Op {
         generation: u64,
         from_offset: u64,
         front_timestamp_ms: Option<i64>,
+        witness: Option<Witness>,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -266,6 +268,7 @@ impl World {
                 ScanEnd::LocalAhead { .. } => "scan local ahead",
                 ScanEnd::RemoteAhead { .. } => "scan remote ahead",
                 ScanEnd::Diverged { .. } => "scan diverged",
+                ScanEnd::Unrelated { .. } => "scan unrelated",
                 ScanEnd::Empty => "scan empty",
                 ScanEnd::Failed { .. } => "scan failed",
             },
@@ -333,6 +336,7 @@ impl World {
                     generation,
                     from_offset,
                     front_timestamp_ms,
+                    witness,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,
@@ -341,6 +345,7 @@ impl World {
                         generation,
                         from_offset,
                         front_timestamp_ms,
+                        witness,
                         up_to_chunk_id,
                         max_chunks,
                         max_bytes,
@@ -384,6 +389,7 @@ impl World {
                     epoch,
                     uid,
                     expected_revision,
+                    ..
                 } => {
                     let op = Op::Commit {
                         generation,

@@ -39,7 +39,7 @@ mod tree;
 pub use effect::{Effect, Problem, Recovery, StopReason, StoredObject};
 pub use event::{
     CommitOutcome, Event, Failure, Pointer, PointerRead, RetentionBound, ScanBatch, ScanEnd,
-    ScannedChunk,
+    ScannedChunk, Witness,
 };
 pub use settings::{Backoff, RetryPolicy, Settings};
 pub use status::{Activity, Counters, Status};

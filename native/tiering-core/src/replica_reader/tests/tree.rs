@@ -88,7 +88,7 @@ impl Rig {
     }
 
     /// What the operator sees now; forgets what he was told.
-    fn problem_now(&mut self) -> Option<&'static str> {
+    pub(super) fn problem_now(&mut self) -> Option<&'static str> {
         self.effects
             .retain(|effect| !matches!(effect, Effect::Problem { .. }));
         self.machine.status().problem.map(|problem| problem.kind)
