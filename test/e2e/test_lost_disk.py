@@ -1,25 +1,16 @@
 """A disk that was lost or replaced: the local log of a stream is empty. What is durable stays readable, before and after new
-records, and the log goes on where it ends; a member that still has the log wins."""
+records, and the log goes on where it ends. On several nodes: test_lost_disk_cluster."""
 
-import concurrent.futures
 import shutil
 
 import pytest
 
-from stream_s3_e2e.cluster import Cluster
-from stream_s3_e2e.consume import consume, consume_amqp091
+from stream_s3_e2e.consume import consume
+from stream_s3_e2e.lost_disk import BEGUN, DURABLE, MORE, SIZE, check_bucket, read_all
 from stream_s3_e2e.publish import publish
-from stream_s3_e2e.records import fixed, verify
-from stream_s3_e2e.streamproto import at_offset
+from stream_s3_e2e.records import verify
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
-
-STREAM = "disk"
-SIZE = fixed(50_000)
-DURABLE = 200
-# The log begins with a chunk of osiris' own kind, which takes one offset and is delivered to nobody.
-BEGUN = DURABLE + 1
-MORE = 100
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +40,6 @@ def lose_segments(directory):
         path.unlink()
     (directory / f"{0:020}.segment").write_bytes(b"OSIL" + bytes([0, 0, 0, 1]))
     (directory / f"{0:020}.index").write_bytes(b"OSII" + bytes([0, 0, 0, 1]))
-
-
-def read_all(broker, stream, until):
-    """Every record, by both protocols, from `first` and from an offset, out of the remote tier."""
-    served = broker.counter("chunks_served_remote")
-    verify(consume(broker, stream, until), 0, until, SIZE, tracked=True)
-    verify(consume_amqp091(broker, stream, until), 0, until, SIZE, tracked=True)
-    verify(consume(broker, stream, until, at_offset(DURABLE // 2)), DURABLE // 2, until, SIZE, tracked=True)
-    assert broker.counter("chunks_served_remote") > served
-
-
-def check_bucket(broker, s3, stream, fragments):
-    """One manifest without a hole, and nothing is gone."""
-    manifest = broker.manifest(s3, stream)
-    manifest.check()
-    assert manifest.first == 0
-    assert fragments <= set(s3.keys(".fragment")), "durable objects are gone"
-    return manifest.next
 
 
 @pytest.mark.parametrize("lose", [lose_directory, lose_segments])
@@ -144,71 +117,3 @@ def test_a_log_that_began_anew_without_the_plugin(broker, s3, stream_name):
     broker.wait_leader(stream_name)
     broker.wait_persisted(stream_name, DURABLE)
     read_all(broker, stream_name, DURABLE)
-
-
-@pytest.fixture(scope="module")
-def cluster(run_dir, s3):
-    with Cluster(run_dir, s3, fragment_size=1_000_000, persist_interval_ms=100) as cluster:
-        yield cluster
-
-
-def filled(cluster, stream):
-    """All is durable, and every member knows it."""
-    cluster.create(stream)
-    leader = cluster.wait_leader(stream)
-    publish(leader, stream, DURABLE, SIZE)
-    leader.flush_tier(stream, DURABLE)
-    for node in cluster.nodes:
-        node.wait_persisted(stream, DURABLE)
-    return leader
-
-
-def lose_on(cluster, stream, nodes):
-    """Stops the nodes, takes their logs of the stream and starts them again."""
-    directories = [node.stream_dir(stream) for node in nodes]
-    for node in nodes:
-        node.kill()
-    for directory in directories:
-        lose_directory(directory)
-    # Those that stopped last may have to be there for the first to start.
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(lambda node: node.start(), nodes))
-
-
-@pytest.mark.parametrize("which", ["replica", "leader"])
-def test_one_of_three(cluster, s3, stream_name, which):
-    """Also the one that had the writer: a member that has the log wins, and nothing of ours begins a new one."""
-    leader = filled(cluster, stream_name)
-    lost = leader if which == "leader" else cluster.replicas(stream_name)[0]
-    # More than is durable, which only the other members have.
-    s3.fault(name="down", status=503)
-    publish(leader, stream_name, MORE, SIZE, first=DURABLE)
-    lose_on(cluster, stream_name, [lost])
-    s3.clear_faults()
-    cluster.wait_members(stream_name)
-    end = DURABLE + MORE
-    cluster.wait_leader(stream_name).flush_tier(stream_name, end)
-    for node in cluster.nodes:
-        node.wait_persisted(stream_name, end)
-        verify(consume(node, stream_name, end), 0, end, SIZE)
-    assert not any("the local log is empty" in node.log() for node in cluster.nodes)
-    check_bucket(cluster.wait_leader(stream_name), s3, stream_name, set())
-
-
-def test_all_of_three(cluster, s3, stream_name):
-    """The writer begins at the durable end, the replicas follow it."""
-    filled(cluster, stream_name)
-    fragments = set(s3.keys(".fragment"))
-    lose_on(cluster, stream_name, cluster.nodes)
-    cluster.wait_members(stream_name)
-    leader = cluster.wait_leader(stream_name)
-    for node in cluster.nodes:
-        node.wait_persisted(stream_name, DURABLE)
-        read_all(node, stream_name, DURABLE)
-    publish(leader, stream_name, MORE, SIZE, first=DURABLE)
-    leader.flush_tier(stream_name, BEGUN + MORE)
-    for node in cluster.nodes:
-        node.wait_persisted(stream_name, BEGUN + MORE)
-        read_all(node, stream_name, BEGUN + MORE)
-        assert node.segments(stream_name)[0][0] >= DURABLE
-    assert check_bucket(leader, s3, stream_name, fragments) == BEGUN + MORE
