@@ -87,6 +87,27 @@ def test_s3_is_down_when_the_disk_is_replaced(broker, s3, stream_name):
     read_all(broker, stream_name, BEGUN + MORE)
 
 
+def test_an_empty_log_without_the_plugin(broker, s3, stream_name):
+    """Nothing has been written to it yet: restarting the stream is all that it takes."""
+    fill(broker, stream_name)
+    broker.plugins("disable", "rabbitmq_stream_s3")
+    directory = broker.stream_dir(stream_name)
+    broker.stop()
+    lose_directory(directory)
+    broker.start()
+    broker.wait_leader(stream_name)
+    broker.plugins("enable", "rabbitmq_stream_s3")
+    stalled = lambda: "lost_log" in str(broker.stream_status(stream_name))  # noqa: E731
+    wait_until(stalled, 60, "the status says lost_log")
+    begun = broker.counter("logs_begun_at_durable_end")
+    broker.streams("restart_stream", stream_name)
+    wait_until(lambda: not stalled(), 60, "it is over")
+    assert broker.counter("logs_begun_at_durable_end") == begun + 1
+    broker.wait_leader(stream_name)
+    broker.wait_persisted(stream_name, DURABLE)
+    read_all(broker, stream_name, DURABLE)
+
+
 def test_a_log_that_began_anew_without_the_plugin(broker, s3, stream_name):
     """Nobody said where it should begin: what is durable is kept, and it is said what is wrong."""
     fill(broker, stream_name)

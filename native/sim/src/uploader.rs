@@ -16,8 +16,7 @@ use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::replica_reader::promises::Mark;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
-    ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
-    Witness,
+    ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject, Witness,
 };
 
 use crate::plan::Trouble;

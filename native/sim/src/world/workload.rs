@@ -162,7 +162,9 @@ impl World {
             disk.start_over(keep);
             disk.replicate(&state.log, usize::MAX);
         }
-        self.note(|| format!("stream {stream}: all disks are lost, the log begins at {next_offset}"));
+        self.note(|| {
+            format!("stream {stream}: all disks are lost, the log begins at {next_offset}")
+        });
         self.lost_from(stream, next_offset, start_ms);
     }
 

@@ -91,6 +91,21 @@ impl ReplicaReader {
     ) {
         self.committed_chunk_id = committed_chunk_id;
         self.local_first_chunk_id = local_first_chunk_id;
+        self.log_seen = true;
+    }
+
+    /// A log that is empty although something is durable was opened without the plugin. The first record would take the place of
+    /// one that is durable; as long as there is none, opening the log again is all that is needed.
+    pub(super) fn notice_empty_log(&mut self) {
+        let empty = self.log_seen && self.local_first_chunk_id.is_none();
+        if empty && self.committed_chunk_id.is_none() && !self.persisted.is_empty() {
+            let text = format!(
+                "the local log was lost and is empty, what is durable ends at offset {}: restart the stream (rabbitmq-streams \
+                 restart_stream), and it goes on there",
+                self.persisted.next_offset
+            );
+            self.problems.set(ProblemKind::LostLog, text);
+        }
     }
 
     pub(super) fn on_cut_requested(&mut self) {

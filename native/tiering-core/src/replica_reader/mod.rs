@@ -76,6 +76,8 @@ pub struct ReplicaReader {
 
     committed_chunk_id: Option<u64>,
     local_first_chunk_id: Option<u64>,
+    /// The two are known.
+    log_seen: bool,
     bound: RetentionBound,
 
     /// What is persisted, and where the metadata store says so.
@@ -125,6 +127,7 @@ impl ReplicaReader {
             phase: Phase::Stopped,
             committed_chunk_id: None,
             local_first_chunk_id: None,
+            log_seen: false,
             bound: RetentionBound::default(),
             persisted: Arc::new(Root::empty_at(0)),
             pointer: None,
@@ -263,6 +266,7 @@ impl ReplicaReader {
     /// Everything that can go on goes on.
     fn advance(&mut self) {
         let steps = [
+            Self::notice_empty_log,
             Self::find_start,
             Self::apply_completions,
             Self::notice_trimmed,

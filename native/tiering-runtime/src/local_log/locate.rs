@@ -255,11 +255,7 @@ fn is_related(directory: &Path, first_offset: u64, witness: Witness) -> Result<b
     Ok(first.is_some_and(|first| witness.is_related_to(&first)))
 }
 
-fn find(
-    directory: &Path,
-    offset: u64,
-    front_timestamp_ms: Option<i64>,
-) -> Result<Opened, String> {
+fn find(directory: &Path, offset: u64, front_timestamp_ms: Option<i64>) -> Result<Opened, String> {
     for _ in 0..RACES_MAX {
         let segments = segments(directory)?;
         let Some(&local_first_offset) = segments.first() else {

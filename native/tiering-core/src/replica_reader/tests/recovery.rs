@@ -403,6 +403,41 @@ fn a_log_that_began_anew_below_what_is_durable_stalls_and_what_is_durable_is_kep
 }
 
 #[test]
+fn an_empty_log_under_something_durable_is_told_and_gives_nothing_up() {
+    let durable = root_of(0, &[20, 20]);
+    let mut rig = Rig::resumed(&durable);
+    let empty = Event::Committed {
+        committed_chunk_id: None,
+        local_first_chunk_id: None,
+    };
+    assert_eq!(rig.problem_now(), None, "not seen yet");
+    rig.send(empty.clone());
+    assert_eq!(rig.problem_now(), Some("lost_log"));
+    rig.quiet();
+    // The stream was restarted: another machine, whose log begins where what is durable ends.
+    let mut rig = Rig::resumed(&durable);
+    rig.committed(40, 40);
+    assert_eq!(rig.problem_now(), None);
+    rig.scan();
+    assert_eq!(rig.problem_now(), None);
+    assert_eq!(
+        rig.last_published.map(|(_, _, confirmed)| confirmed),
+        Some(true)
+    );
+    // Nothing is durable: nothing is wrong with an empty log.
+    let mut rig = Rig::fresh();
+    rig.send(empty);
+    assert_eq!(rig.problem_now(), None);
+    // The writer waits for its replicas: it has a log.
+    let mut rig = Rig::resumed(&durable);
+    rig.send(Event::Committed {
+        committed_chunk_id: None,
+        local_first_chunk_id: Some(40),
+    });
+    assert_eq!(rig.problem_now(), None);
+}
+
+#[test]
 fn the_scan_is_given_the_oldest_chunk_whose_time_the_root_knows() {
     let durable = root_of(0, &[20, 20]);
     let witness = |rig: &Rig| match rig.effects.first() {
