@@ -192,6 +192,15 @@ impl Log {
     }
 }
 
+/// What a scan compares the log with, where it does not go on from the scan before.
+#[derive(Debug, Clone, Copy)]
+pub struct Seam {
+    /// Timestamp of the chunk in front of the place.
+    pub front_timestamp_ms: Option<i64>,
+    /// A chunk of the remote tier.
+    pub witness: Option<Witness>,
+}
+
 /// The part of a log that is on one node's disk, in segments.
 #[derive(Debug, Clone)]
 pub struct NodeLog {
@@ -326,8 +335,10 @@ impl NodeLog {
         &self,
         log: &Log,
         from_offset: u64,
-        front_timestamp_ms: Option<i64>,
-        witness: Option<Witness>,
+        Seam {
+            front_timestamp_ms,
+            witness,
+        }: Seam,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,

@@ -16,9 +16,10 @@ use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::replica_reader::promises::Mark;
 use tiering_core::replica_reader::{
     CommitOutcome, Effect, Event as MachineEvent, Failure, Pointer, PointerRead, Recovery,
-    ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject, Witness,
+    ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
 };
 
+use crate::log::Seam;
 use crate::plan::Trouble;
 use crate::store::Stored;
 use crate::world::{Event, WALL_MS, World};
@@ -34,8 +35,7 @@ pub enum Op {
     Scan {
         generation: u64,
         from_offset: u64,
-        front_timestamp_ms: Option<i64>,
-        witness: Option<Witness>,
+        seam: Seam,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -343,8 +343,10 @@ impl World {
                     let op = Op::Scan {
                         generation,
                         from_offset,
-                        front_timestamp_ms,
-                        witness,
+                        seam: Seam {
+                            front_timestamp_ms,
+                            witness,
+                        },
                         up_to_chunk_id,
                         max_chunks,
                         max_bytes,

@@ -54,8 +54,7 @@ impl World {
             Op::Scan {
                 generation,
                 from_offset,
-                front_timestamp_ms,
-                witness,
+                seam,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
@@ -87,8 +86,7 @@ impl World {
                 let batch = disk.scan(
                     &state.log,
                     from_offset,
-                    front_timestamp_ms,
-                    witness,
+                    seam,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,
