@@ -45,7 +45,9 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {drains_deferred, 26, counter,
         "Drains of AMQP 1.0 receivers that waited for records from the remote tier"},
     {drains_given_up, 27, counter,
-        "AMQP 1.0 receivers detached because the remote tier did not answer their drain in time"}
+        "AMQP 1.0 receivers detached because the remote tier did not answer their drain in time"},
+    {logs_begun_at_durable_end, 28, counter,
+        "Empty local logs of writers that began at the end of what is durable"}
 ]).
 
 -type name() :: atom().

@@ -3,7 +3,9 @@
 What the plugin keeps in Khepri, and nothing else does:
 
     [rabbitmq, rabbitmq_stream_s3, StreamId]  the stream id; goes when the queue goes (keep_while)
-    ... manifest    {Uid, Epoch}: the pointer to the root; its revision is the payload version
+    ... manifest    {Uid, Epoch, Next}: the pointer to the root, and the offset after the last one
+                    that the root covers; its revision is the payload version. A pointer of an
+                    earlier version of the plugin has no Next
     ... anchor      the stream id: "there may be objects"
 
 Owns paths, conditions and the folding of Khepri's errors; no process, no cache, no retry (callers
@@ -22,9 +24,10 @@ meanwhile would be recreated without one, and would stay for ever.
     is_available/0,
     get/1,
     get_consistent/1,
+    durable_end/2,
     anchor_exists/1,
     put_anchor/2,
-    commit_pointer/5,
+    commit_pointer/6,
     list/0,
     streams/0,
     register_trigger/0,
@@ -70,6 +73,19 @@ get(StreamId) ->
 get_consistent(StreamId) ->
     read_pointer(StreamId, #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS}).
 
+-doc """
+The pointer and the offset after the last durable record, on the word of a quorum; `unknown` if an
+earlier version of the plugin has written the pointer.
+""".
+-spec durable_end(rabbitmq_stream_s3:stream_id(), timeout()) ->
+    {ok, pointer(), non_neg_integer() | unknown} | not_found | {error, reason()}.
+durable_end(StreamId, Timeout) ->
+    case read(StreamId, #{favor => consistency, timeout => Timeout}) of
+        {ok, {Uid, Epoch, Next}, Revision} -> {ok, {Epoch, Uid, Revision}, Next};
+        {ok, {Uid, Epoch}, Revision} -> {ok, {Epoch, Uid, Revision}, unknown};
+        Other -> Other
+    end.
+
 -spec anchor_exists(rabbitmq_stream_s3:stream_id()) -> boolean() | {error, reason()}.
 anchor_exists(StreamId) ->
     Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
@@ -89,28 +105,38 @@ put_anchor(StreamId, QName) ->
     end.
 
 -doc """
-Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch}`, unless a writer of a
-higher epoch has moved it. A repeated call, after an answer that was lost, finds its own pointer in
+Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch, Next}`, unless a writer of
+a higher epoch has moved it. A repeated call, after an answer that was lost, finds its own pointer in
 place and succeeds.
 """.
 -spec commit_pointer(
-    rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name(), epoch(), uid(), revision()
+    rabbitmq_stream_s3:stream_id(),
+    rabbit_amqqueue:name(),
+    epoch(),
+    uid(),
+    Next :: non_neg_integer(),
+    revision()
 ) ->
     {ok, revision()} | conflict | not_found | error.
-commit_pointer(StreamId, QName, Epoch, Uid, 0) ->
+commit_pointer(StreamId, QName, Epoch, Uid, Next, 0) ->
     case put_container(StreamId, QName) of
-        ok -> move_pointer(StreamId, QName, Epoch, Uid, #if_node_exists{exists = false});
+        ok -> move_pointer(StreamId, QName, {Uid, Epoch, Next}, #if_node_exists{exists = false});
         {error, not_found} -> not_found;
         {error, _} -> error
     end;
-commit_pointer(StreamId, QName, Epoch, Uid, Expected) ->
+commit_pointer(StreamId, QName, Epoch, Uid, Next, Expected) ->
     Condition = #if_all{
         conditions = [
             #if_payload_version{version = Expected},
-            #if_data_matches{pattern = {'_', '$1'}, conditions = [{'=<', '$1', Epoch}]}
+            #if_any{
+                conditions = [
+                    #if_data_matches{pattern = Pattern, conditions = [{'=<', '$1', Epoch}]}
+                 || Pattern <- [{'_', '$1', '_'}, {'_', '$1'}]
+                ]
+            }
         ]
     },
-    move_pointer(StreamId, QName, Epoch, Uid, Condition).
+    move_pointer(StreamId, QName, {Uid, Epoch, Next}, Condition).
 
 -doc "Pointers of all streams, from this node's copy.".
 -spec list() -> {ok, #{rabbitmq_stream_s3:stream_id() => pointer()}} | {error, reason()}.
@@ -120,9 +146,10 @@ list() ->
     case khepri_adv:get_many(store(), Pattern, Options) of
         {ok, Nodes} ->
             {ok, #{
-                StreamId => {Epoch, Uid, Revision}
+                StreamId => {element(2, Data), element(1, Data), Revision}
              || [rabbitmq, rabbitmq_stream_s3, StreamId, manifest] :=
-                    #{data := {Uid, Epoch}, payload_version := Revision} <- Nodes
+                    #{data := Data, payload_version := Revision} <- Nodes,
+                is_tuple(Data)
             }};
         Error ->
             fold(Error)
@@ -183,13 +210,21 @@ deletion_procedure(Module) ->
     fun(Event) -> Module:handle_queue_deletion(Event) end.
 
 read_pointer(StreamId, Options) ->
+    case read(StreamId, Options) of
+        {ok, Data, Revision} -> {ok, {element(2, Data), element(1, Data), Revision}};
+        Other -> Other
+    end.
+
+read(StreamId, Options) ->
     Path = path(StreamId, manifest),
     ok = rabbitmq_stream_s3_counters:add(pointer_reads),
     case fold(khepri_adv:get(store(), Path, Options)) of
         {ok, Answer} ->
             case properties(Path, Answer) of
-                #{data := {Uid, Epoch}, payload_version := Revision} ->
-                    {ok, {Epoch, Uid, Revision}};
+                #{data := {_Uid, _Epoch} = Data, payload_version := Revision} ->
+                    {ok, Data, Revision};
+                #{data := {_Uid, _Epoch, _Next} = Data, payload_version := Revision} ->
+                    {ok, Data, Revision};
                 _ ->
                     {error, unexpected}
             end;
@@ -199,12 +234,12 @@ read_pointer(StreamId, Options) ->
             {error, Reason}
     end.
 
-move_pointer(StreamId, QName, Epoch, Uid, Condition) ->
+move_pointer(StreamId, QName, Data, Condition) ->
     Path = path(StreamId, manifest),
     Conditional = path(StreamId, #if_all{conditions = [manifest, Condition]}),
     ok = rabbitmq_stream_s3_counters:add(pointer_writes),
     Outcome =
-        case put(Conditional, {Uid, Epoch}, QName) of
+        case put(Conditional, Data, QName) of
             {ok, Answer} ->
                 case properties(Path, Answer) of
                     #{payload_version := Revision} -> {ok, Revision};
@@ -212,7 +247,7 @@ move_pointer(StreamId, QName, Epoch, Uid, Condition) ->
                 end;
             {error, ?khepri_error(mismatching_node, #{node_props := Props})} ->
                 case Props of
-                    #{data := {Uid, Epoch}, payload_version := Revision} -> {ok, Revision};
+                    #{data := Data, payload_version := Revision} -> {ok, Revision};
                     _ -> conflict
                 end;
             {error, Reason} ->

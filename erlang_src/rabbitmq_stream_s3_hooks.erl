@@ -6,7 +6,7 @@
 -module(rabbitmq_stream_s3_hooks).
 
 %% called by the wrappers in osiris_log
--export([on_init/3, on_update_retention/2, evaluate_retention/2]).
+-export([empty_log/1, on_init/3, on_update_retention/2, evaluate_retention/2]).
 -export([first_offset/2, first_timestamp/2]).
 %% called by the shell
 -export([evaluate_local_retention/1, stream_id/1]).
@@ -31,6 +31,42 @@
 -export_type([member/0, info/0]).
 
 -doc """
+The log of a writer is empty. The offset at which it has to begin: the end of what is durable, or 0 if
+nothing is. If that cannot be found out the writer ends, and the coordinator starts the next one:
+records at 0 would take the offsets of those that are durable.
+""".
+-spec empty_log(osiris_log:config()) -> osiris:offset().
+empty_log(#{epoch := 1}) ->
+    %% The first writer that the stream has ever had.
+    0;
+empty_log(#{name := Name}) ->
+    StreamId = stream_id(Name),
+    case rabbitmq_stream_s3_durable_end:find(StreamId) of
+        {ok, 0} ->
+            0;
+        {ok, Offset} ->
+            ok = rabbitmq_stream_s3_counters:add(logs_begun_at_durable_end),
+            ?LOG_WARNING(
+                "stream_s3: ~ts: the local log is empty (a disk was lost or replaced), and what is"
+                " below offset ~b is durable in S3: the log goes on there, S3 serves what is below."
+                " What was not uploaded yet is lost, and so are the stored consumer offsets",
+                [StreamId, Offset]
+            ),
+            Offset;
+        none ->
+            0;
+        {error, Reason} ->
+            ?LOG_ERROR(
+                "stream_s3: ~ts: the local log is empty and it cannot be found out whether S3 has"
+                " the stream (~0p): the writer does not start, and is tried again. It needs a quorum"
+                " of the metadata store; a stream that an earlier version of the plugin has written"
+                " last also needs S3",
+                [StreamId, Reason]
+            ),
+            exit({stream_s3, durable_end_unknown})
+    end.
+
+-doc """
 A log has been opened in the calling process. The manifest is marked pending here and not by the
 process that resolves it, because a consumer can attach as soon as this returns.
 """.
@@ -41,6 +77,7 @@ on_init(Type, Config, State) ->
         %% Cache row and native registry. A shell that is still starting has no tables yet: its
         %% discovery walks over this member later.
         ok = rabbitmq_stream_s3_manifest_replica:member_started(Type, Dir, StreamId),
+        ok = floor_of_empty(Type, State),
         gen_server:cast(rabbitmq_stream_s3_reconciler, {attach, Type, self(), Info})
     end).
 
@@ -112,6 +149,18 @@ evaluate_local_retention(Info) ->
 -spec stream_id(osiris:name()) -> binary().
 stream_id(Name) when is_binary(Name) -> Name;
 stream_id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
+
+%% Osiris says one less, and does not correct it when the first chunk comes: a reader would take that
+%% offset for one that the local log has.
+floor_of_empty(acceptor, State) ->
+    case osiris_log:tail_info(State) of
+        {Next, empty} when Next > 0 ->
+            osiris_log_shared:set_first_chunk_id(osiris_log:get_shared(State), Next);
+        _ ->
+            ok
+    end;
+floor_of_empty(writer, _) ->
+    ok.
 
 info(#{name := Name, dir := Dir, epoch := Epoch} = Config, State) ->
     Info = #{

@@ -91,7 +91,8 @@
 -type push() ::
     read_pointer
     | write_anchor
-    | {commit_pointer, non_neg_integer(), non_neg_integer(), non_neg_integer()}
+    | {commit_pointer, Epoch :: non_neg_integer(), Uid :: non_neg_integer(),
+        Next :: non_neg_integer(), ExpectedRevision :: non_neg_integer()}
     | {range, range(), edit_from()}
     | {recovery, local_log_ahead | remote_tier_ahead, offset(), offset()}
     | {problem, atom(), text()}

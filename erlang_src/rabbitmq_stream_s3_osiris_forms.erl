@@ -14,7 +14,7 @@
 -export_type([forms/0]).
 
 %% Bump when a wrapper changes: code of another version needs a restart of the node.
--define(VERSION, 1).
+-define(VERSION, 2).
 
 -doc "The version of the wrappers that instrument/2 adds.".
 -spec version() -> pos_integer().
@@ -100,7 +100,9 @@ called() ->
         {counters_ref, 1},
         {make_counter, 1},
         {init_acceptor, 3},
-        {init, 1}
+        {init, 1},
+        {tail_info, 1},
+        {write, 5}
     ].
 
 plan(Forms) ->
@@ -117,6 +119,7 @@ plan(Forms) ->
         lists:reverse(Missing) ++
             [missing(F) || F <- called(), not Present(F)] ++
             [bypass(F) || F <- [{init, 1}, {init_acceptor, 3}], not calls_init(F, Forms)] ++
+            [missing(F) || F <- [{open_new_segment, 1}], not is_defined(F, Forms)] ++
             records(Forms),
     {Hooks, Problems}.
 
@@ -125,6 +128,11 @@ present(Forms) ->
     Defined = [{N, A} || {function, _, N, A, _} <- Forms],
     fun(F) -> lists:member(F, Exported) andalso lists:member(F, Defined) end.
 
+is_defined(Wanted, Forms) ->
+    lists:member(Wanted, [{Name, Arity} || {function, _, Name, Arity, _} <- Forms]).
+
+missing({open_new_segment = Name, Arity}) ->
+    io_lib:format("no function ~s/~b", [Name, Arity]);
 missing({Name, Arity}) ->
     io_lib:format("no exported function ~s/~b", [Name, Arity]).
 
@@ -142,10 +150,12 @@ calls(Name, Arity, T) when is_tuple(T) -> calls(Name, Arity, tuple_to_list(T));
 calls(Name, Arity, [H | T]) -> calls(Name, Arity, H) orelse calls(Name, Arity, T);
 calls(_, _, _) -> false.
 
-%% The fields by which a stock reader is recognised and taken over (see the wrapper of send_file).
+%% The fields by which a stock reader is recognised and taken over (see the wrapper of send_file), and
+%% an empty log (see begin_log).
 records(Forms) ->
     Wanted = [
-        {osiris_log, [cfg, mode]},
+        {osiris_log, [cfg, mode, current_file, fd, index_fd]},
+        {write, [tail_info]},
         {cfg, [directory, name, counter, counter_id, readers_counter_fun, shared]},
         {read, [type, transport, chunk_selector, filter]}
     ],
@@ -172,7 +182,7 @@ rewrite(Mark, Hooks, Forms) ->
         {attribute, Anno, Mark, ?VERSION},
         {attribute, Anno, export, [{'$retention_evaluated', 2}]}
     ],
-    Wrappers = [parse(Text) || Text <- [adopt(), evaluated() | [wrapper(H) || H <- Hooks]]],
+    Wrappers = [parse(Text) || Text <- [adopt(), evaluated(), begin_log() | [wrapper(H) || H <- Hooks]]],
     replace(Hooks, Attributes, Wrappers, Forms).
 
 replace(Functions, Attributes, Wrappers, Forms) ->
@@ -239,12 +249,13 @@ credit_reply() ->
 %% Cold functions ask the application environment, so that unset variables mean stock.
 wrapper({init, 2}) ->
     "init(Config, Type) ->"
-    "    State = '$stock_init'(Config, Type),"
+    "    State0 = '$stock_init'(Config, Type),"
     "    case application:get_env(osiris, log_hooks) of"
     "        {ok, Hooks} ->"
+    "            State = '$begin_log'(Hooks, Config, Type, State0),"
     "            _ = try Hooks:on_init(Type, Config, State) catch error:undef -> ok end,"
     "            State;"
-    "        undefined -> State"
+    "        undefined -> State0"
     "    end.";
 wrapper({update_retention, 2}) ->
     "update_retention(Specs, State0) ->"
@@ -341,6 +352,29 @@ adopt() ->
     "                                  chunk_selector => Selector, filter => Filter});"
     "        undefined -> false"
     "    end.".
+
+%% A writer whose log is empty begins where Hooks:empty_log/1 says: with an empty chunk of tracking,
+%% which takes one offset. Without a chunk a log is at 0 to osiris, whatever the name of its segment
+%% (docs/decisions/0021). The old segment goes first: osiris cannot open an empty one in front of another.
+begin_log() ->
+    "'$begin_log'(Hooks, Config, writer,"
+    "             #osiris_log{cfg = #cfg{directory = Dir}, current_file = File,"
+    "                         mode = #write{tail_info = {0, empty}} = Write} = State) ->"
+    "    case try Hooks:empty_log(Config) catch error:undef -> 0 end of"
+    "        0 -> State;"
+    "        Offset ->"
+    "            Segment = unicode:characters_to_list(filename:join(Dir, File)),"
+    "            ok = file:delete(filename:rootname(Segment) ++ \".index\"),"
+    "            ok = file:delete(Segment),"
+    "            Begun = open_new_segment("
+    "                      State#osiris_log{mode = Write#write{tail_info = {Offset, empty}}}),"
+    "            Now = erlang:system_time(millisecond),"
+    "            #osiris_log{fd = Fd, index_fd = IndexFd} = write([<<>>], 2, Now, <<>>, Begun),"
+    "            ok = file:close(IndexFd),"
+    "            ok = file:close(Fd),"
+    "            '$stock_init'(Config, writer)"
+    "    end;"
+    "'$begin_log'(_, _, _, State) -> State.".
 
 %% What osiris does after its own evaluations: without it the floor that readers see would stay
 %% below the first segment. Here and not in the plugin, because osiris keeps the fun in timers and

@@ -274,10 +274,10 @@ handle_push(read_pointer, #state{stream_id = StreamId} = State) ->
 handle_push(write_anchor, #state{stream_id = StreamId, info = #{reference := QName}} = State) ->
     Task = fun() -> rabbitmq_stream_s3_db:put_anchor(StreamId, QName) end,
     {noreply, start_task(anchor, Task, State)};
-handle_push({commit_pointer, Epoch, Uid, Revision}, #state{info = #{reference := QName}} = State) ->
-    StreamId = State#state.stream_id,
+handle_push({commit_pointer, Epoch, Uid, Next, Revision}, State) ->
+    #state{stream_id = StreamId, info = #{reference := QName}} = State,
     Task = fun() ->
-        rabbitmq_stream_s3_db:commit_pointer(StreamId, QName, Epoch, Uid, Revision)
+        rabbitmq_stream_s3_db:commit_pointer(StreamId, QName, Epoch, Uid, Next, Revision)
     end,
     {noreply, start_task(pointer_committed, Task, State)};
 handle_push({range, Range, Edit}, #state{stream_id = StreamId, info = Info} = State) ->

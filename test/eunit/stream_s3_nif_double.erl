@@ -11,6 +11,7 @@
 -export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1]).
 -export([opened/0, opens/0]).
 -export([persist/3, quorum/1, quorum_reads/1, written_here/1]).
+-export([durable/2, durable_end/2]).
 -export([get_consistent/1, manifest_resolve/5, manifest_forget/2]).
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, route/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
@@ -22,7 +23,7 @@ load() ->
     ?TABLE = ets:new(?TABLE, [named_table, public]),
     true = ets:insert(?TABLE, {opens, 0}),
     persistent_term:put({rabbitmq_stream_s3, engine}, double),
-    ok = load(rabbitmq_stream_s3_db, [{get_consistent, 1}]),
+    ok = load(rabbitmq_stream_s3_db, [{get_consistent, 1}, {durable_end, 2}]),
     load(rabbitmq_stream_s3_nif, [
         {manifest_mark_pending, 2},
         {manifest_reset, 2},
@@ -126,6 +127,19 @@ quorum(UpOrDown) ->
 quorum_reads(StreamId) ->
     ets:lookup_element(?TABLE, {quorum_reads, StreamId}, 2, 0).
 
+%% What is kept beside the pointer: where what is durable ends, or `unknown`.
+durable(StreamId, Next) ->
+    true = ets:insert(?TABLE, {{durable, StreamId}, Next}),
+    ok.
+
+durable_end(StreamId, _Timeout) ->
+    case {get_consistent(StreamId), ets:lookup(?TABLE, {durable, StreamId})} of
+        {{error, _} = Error, _} -> Error;
+        {{ok, Pointer}, [{_, Next}]} -> {ok, Pointer, Next};
+        {not_found, [{_, Next}]} -> {ok, {1, 1, 1}, Next};
+        {not_found, []} -> not_found
+    end.
+
 get_consistent(StreamId) ->
     Key = {quorum_reads, StreamId},
     _ = ets:update_counter(?TABLE, Key, 1, {Key, 0}),
@@ -160,9 +174,9 @@ manifest_resolve(_, Pid, Ref, StreamId, _Pointer) ->
             {_, false} when Newer =:= [] ->
                 {error, stale, <<"known">>};
             {_, false} ->
-                [{_, Range, Chunks}] = Newer,
+                [{_, {_, Next} = Range, Chunks}] = Newer,
                 ok = put(StreamId, Range, Chunks),
-                {resolved, #{}}
+                {resolved, #{revision => 2, next_offset => Next}}
         end,
     Pid ! {rabbitmq_stream_s3, Ref, Answer},
     ok.

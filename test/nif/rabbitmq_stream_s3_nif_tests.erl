@@ -14,7 +14,7 @@
 %% Shapes ------------------------------------------------------------------------------------------
 
 interface_version_test() ->
-    ?assertEqual(2, ?NIF:interface_version()).
+    ?assertEqual(3, ?NIF:interface_version()).
 
 badarg_test() ->
     {ok, Engine} = open(),
@@ -249,7 +249,7 @@ reload_test() ->
     true = code:soft_purge(?NIF),
     true = code:delete(?NIF),
     {module, ?NIF} = code:ensure_loaded(?NIF),
-    ?assertEqual(2, ?NIF:interface_version()),
+    ?assertEqual(3, ?NIF:interface_version()),
     ?assertError(badarg, ?NIF:engine_stats(Old)),
     {ok, New} = open(),
     ?assert(is_map(?NIF:engine_stats(New))),
@@ -679,7 +679,7 @@ serve_until(Stream, Ref, NextOffset) ->
         write_anchor ->
             ok = ?NIF:stream_event(Stream, {anchor, ok}),
             serve_until(Stream, Ref, NextOffset);
-        {commit_pointer, 1, Uid, Expected} when is_integer(Uid) ->
+        {commit_pointer, 1, Uid, _Next, Expected} when is_integer(Uid) ->
             ok = ?NIF:stream_event(Stream, {pointer_committed, {ok, Expected + 1}}),
             serve_until(Stream, Ref, NextOffset)
     end.

@@ -17,6 +17,8 @@ db_test_() ->
             {"a pointer moves from the revision that the writer knows", fun moves/0},
             {"a lower epoch is fenced", fun fenced/0},
             {"an answer that was lost can be asked for again", fun repeated/0},
+            {"the end of what is durable is kept with the pointer", fun durable_end/0},
+            {"a pointer of an earlier version goes on", fun earlier_version/0},
             {"the anchor says that there may be objects", fun anchor/0},
             {"all pointers are listed", fun listed/0},
             {"with the queue everything goes, and the lister is told", fun deleted/0},
@@ -74,37 +76,57 @@ unknown() ->
 
 no_queue() ->
     QName = #resource{virtual_host = <<"/">>, kind = queue, name = <<"no">>},
-    ?assertEqual(not_found, ?DB:commit_pointer(<<"no">>, QName, 1, 7, 0)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"no">>, QName, 1, 7, 40, 0)),
     ?assertEqual({error, not_found}, ?DB:put_anchor(<<"no">>, QName)),
     ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"no">>])).
 
 created_once() ->
     QName = queue(<<"once">>),
-    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"once">>, QName, 3, 7, 0)),
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"once">>, QName, 3, 7, 40, 0)),
     ?assertEqual({ok, {3, 7, 1}}, ?DB:get_consistent(<<"once">>)),
-    ?assertEqual(conflict, ?DB:commit_pointer(<<"once">>, QName, 3, 8, 0)),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"once">>, QName, 3, 8, 40, 0)),
     ?assertEqual({ok, {3, 7, 1}}, ?DB:get(<<"once">>)).
 
 moves() ->
     QName = queue(<<"moves">>),
-    {ok, 1} = ?DB:commit_pointer(<<"moves">>, QName, 1, 7, 0),
-    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"moves">>, QName, 1, 8, 1)),
-    ?assertEqual(conflict, ?DB:commit_pointer(<<"moves">>, QName, 1, 9, 1)),
-    ?assertEqual({ok, 3}, ?DB:commit_pointer(<<"moves">>, QName, 2, 9, 2)),
+    {ok, 1} = ?DB:commit_pointer(<<"moves">>, QName, 1, 7, 40, 0),
+    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"moves">>, QName, 1, 8, 40, 1)),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"moves">>, QName, 1, 9, 40, 1)),
+    ?assertEqual({ok, 3}, ?DB:commit_pointer(<<"moves">>, QName, 2, 9, 40, 2)),
     ?assertEqual({ok, {2, 9, 3}}, ?DB:get_consistent(<<"moves">>)).
 
 fenced() ->
     QName = queue(<<"fenced">>),
-    {ok, 1} = ?DB:commit_pointer(<<"fenced">>, QName, 5, 7, 0),
-    ?assertEqual(conflict, ?DB:commit_pointer(<<"fenced">>, QName, 4, 8, 1)),
+    {ok, 1} = ?DB:commit_pointer(<<"fenced">>, QName, 5, 7, 40, 0),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"fenced">>, QName, 4, 8, 40, 1)),
     ?assertEqual({ok, {5, 7, 1}}, ?DB:get_consistent(<<"fenced">>)).
 
 repeated() ->
     QName = queue(<<"repeated">>),
-    {ok, 1} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 0),
-    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 0)),
-    {ok, 2} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 1),
-    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 1)).
+    {ok, 1} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 40, 0),
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 7, 40, 0)),
+    {ok, 2} = ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 40, 1),
+    ?assertEqual({ok, 2}, ?DB:commit_pointer(<<"repeated">>, QName, 1, 8, 40, 1)).
+
+durable_end() ->
+    QName = queue(<<"end">>),
+    ?assertEqual(not_found, ?DB:durable_end(<<"end">>, 5_000)),
+    {ok, 1} = ?DB:commit_pointer(<<"end">>, QName, 1, 7, 40, 0),
+    ?assertEqual({ok, {1, 7, 1}, 40}, ?DB:durable_end(<<"end">>, 5_000)),
+    {ok, 2} = ?DB:commit_pointer(<<"end">>, QName, 1, 8, 55, 1),
+    ?assertEqual({ok, {1, 8, 2}, 55}, ?DB:durable_end(<<"end">>, 5_000)).
+
+earlier_version() ->
+    QName = queue(<<"earlier">>),
+    {ok, 1} = ?DB:commit_pointer(<<"earlier">>, QName, 5, 7, 40, 0),
+    ok = khepri:put(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"earlier">>, manifest], {8, 5}),
+    ?assertEqual({ok, {5, 8, 2}, unknown}, ?DB:durable_end(<<"earlier">>, 5_000)),
+    ?assertEqual({ok, {5, 8, 2}}, ?DB:get_consistent(<<"earlier">>)),
+    {ok, All} = ?DB:list(),
+    ?assertMatch(#{<<"earlier">> := {5, 8, 2}}, All),
+    ?assertEqual(conflict, ?DB:commit_pointer(<<"earlier">>, QName, 4, 9, 60, 2)),
+    ?assertEqual({ok, 3}, ?DB:commit_pointer(<<"earlier">>, QName, 6, 9, 60, 2)),
+    ?assertEqual({ok, {6, 9, 3}, 60}, ?DB:durable_end(<<"earlier">>, 5_000)).
 
 anchor() ->
     QName = queue(<<"anchor">>),
@@ -116,7 +138,7 @@ anchor() ->
 
 listed() ->
     QName = queue(<<"listed">>),
-    {ok, 1} = ?DB:commit_pointer(<<"listed">>, QName, 1, 7, 0),
+    {ok, 1} = ?DB:commit_pointer(<<"listed">>, QName, 1, 7, 40, 0),
     {ok, All} = ?DB:list(),
     ?assertMatch(#{<<"listed">> := {1, 7, 1}}, All),
     {ok, Streams} = ?DB:streams(),
@@ -127,7 +149,7 @@ listed() ->
 deleted() ->
     QName = queue(<<"deleted">>),
     ok = ?DB:put_anchor(<<"deleted">>, QName),
-    {ok, 1} = ?DB:commit_pointer(<<"deleted">>, QName, 1, 7, 0),
+    {ok, 1} = ?DB:commit_pointer(<<"deleted">>, QName, 1, 7, 40, 0),
     true = register(rabbitmq_stream_s3_lister, self()),
     ok = delete_queue(QName),
     case ?DB:register_trigger() of
@@ -145,9 +167,9 @@ deleted() ->
 
 not_resurrected() ->
     QName = queue(<<"gone">>),
-    {ok, 1} = ?DB:commit_pointer(<<"gone">>, QName, 1, 7, 0),
+    {ok, 1} = ?DB:commit_pointer(<<"gone">>, QName, 1, 7, 40, 0),
     ok = delete_queue(QName),
-    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 1)),
-    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 0)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 40, 1)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 40, 0)),
     ?assertEqual({error, not_found}, ?DB:put_anchor(<<"gone">>, QName)),
     ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"gone">>])).

@@ -254,7 +254,7 @@ store_down() ->
     ?assertEqual({pointer, error}, event()),
     ok = push(Open, write_anchor),
     ?assertEqual({anchor, error}, event()),
-    ok = push(Open, {commit_pointer, 3, 1, 0}),
+    ok = push(Open, {commit_pointer, 3, 1, 40, 0}),
     ?assertEqual({pointer_committed, error}, event()),
     normal = close(Open).
 

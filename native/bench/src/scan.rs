@@ -78,6 +78,7 @@ fn rate(directory: &Path, corpus: Corpus, mut each: impl FnMut(&ScanBatch)) -> R
             let batch = scanner.scan(&ScanRequest {
                 from_offset,
                 front_timestamp_ms: None,
+                witness: None,
                 up_to_chunk_id: corpus.chunks - 1,
                 max_chunks: BATCH_CHUNKS,
                 max_bytes: 64 << 20,

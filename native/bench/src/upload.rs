@@ -161,6 +161,7 @@ fn plans(
         let batch = scanner.scan(&ScanRequest {
             from_offset,
             front_timestamp_ms: None,
+            witness: None,
             up_to_chunk_id: corpus.chunks - 1,
             max_chunks: 16_384,
             max_bytes: FRAGMENT_BYTES,

@@ -111,6 +111,7 @@ pub const EXPECTED: &[&str] = &[
     "crash with effect",
     "crash without effect",
     "data loss",
+    "disks lost",
     "stream deleted",
     "object after deletion",
     "sweep",

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use log_format::chunk::{ChunkHeader, ChunkType};
 use log_format::crc::crc32;
 use log_format::segment;
-use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk};
+use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk, Witness};
 
 use crate::rng::Rng;
 
@@ -161,12 +161,47 @@ impl Log {
         });
     }
 
+    /// What an empty log begins with: a chunk of tracking that says nothing.
+    pub fn begin(&mut self, epoch: u64, timestamp_ms: i64) {
+        let data = [0u8; 4];
+        let header = ChunkHeader {
+            chunk_type: ChunkType::TrackingSnapshot,
+            num_entries: 1,
+            num_records: 1,
+            timestamp_ms,
+            epoch,
+            chunk_id: self.next_offset(),
+            data_crc: crc32(&data),
+            data_bytes: 4,
+            trailer_bytes: 0,
+            filter_bytes: 0,
+        };
+        let (start, encoded) = (self.bytes.len(), header.encode());
+        self.bytes.extend(encoded);
+        self.bytes.extend(data);
+        self.chunks.push(Chunk {
+            header,
+            start,
+            lead_crc: crc32(&encoded),
+            trailer_crc: crc32(&[]),
+        });
+    }
+
     /// All nodes lost everything from this chunk on.
     pub fn lose_from(&mut self, index: usize) {
         self.bytes.truncate(self.start(index));
         self.chunks.truncate(index);
         self.timeline += 1;
     }
+}
+
+/// What a scan compares the log with, where it does not go on from the scan before.
+#[derive(Debug, Clone, Copy)]
+pub struct Seam {
+    /// Timestamp of the chunk in front of the place.
+    pub front_timestamp_ms: Option<i64>,
+    /// A chunk of the remote tier.
+    pub witness: Option<Witness>,
 }
 
 /// The part of a log that is on one node's disk, in segments.
@@ -303,7 +338,10 @@ impl NodeLog {
         &self,
         log: &Log,
         from_offset: u64,
-        front_timestamp_ms: Option<i64>,
+        Seam {
+            front_timestamp_ms,
+            witness,
+        }: Seam,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -318,6 +356,13 @@ impl NodeLog {
         let local_next_offset = log.id(self.end);
         if from_offset < local_first_offset {
             return ended(ScanEnd::LocalAhead { local_first_offset });
+        }
+        let unrelated = witness
+            .filter(|witness| local_first_offset <= witness.chunk_id)
+            .zip(log.chunk(self.first()))
+            .is_some_and(|(witness, first)| !witness.is_related_to(&first.header));
+        if unrelated && from_offset > local_next_offset {
+            return ended(ScanEnd::Unrelated { local_first_offset });
         }
         if from_offset > local_next_offset {
             return ended(ScanEnd::RemoteAhead {
@@ -338,6 +383,9 @@ impl NodeLog {
             .zip(front_timestamp_ms)
             .is_some_and(|(chunk, expected)| chunk.header.timestamp_ms != expected);
         if log.id(index) != from_offset || differs {
+            if unrelated {
+                return ended(ScanEnd::Unrelated { local_first_offset });
+            }
             return ended(ScanEnd::Diverged { local_first_offset });
         }
         let (mut chunks, mut bytes) = (Vec::new(), 0);

@@ -19,6 +19,7 @@ use tiering_core::replica_reader::{
     ReplicaReader, RetentionBound, ScanEnd, StopReason, StoredObject,
 };
 
+use crate::log::Seam;
 use crate::plan::Trouble;
 use crate::store::Stored;
 use crate::world::{Event, World};
@@ -34,7 +35,7 @@ pub enum Op {
     Scan {
         generation: u64,
         from_offset: u64,
-        front_timestamp_ms: Option<i64>,
+        seam: Seam,
         up_to_chunk_id: u64,
         max_chunks: usize,
         max_bytes: u64,
@@ -277,6 +278,7 @@ impl World {
                 ScanEnd::LocalAhead { .. } => "scan local ahead",
                 ScanEnd::RemoteAhead { .. } => "scan remote ahead",
                 ScanEnd::Diverged { .. } => "scan diverged",
+                ScanEnd::Unrelated { .. } => "scan unrelated",
                 ScanEnd::Empty => "scan empty",
                 ScanEnd::Failed { .. } => "scan failed",
             },
@@ -344,6 +346,7 @@ impl World {
                     generation,
                     from_offset,
                     front_timestamp_ms,
+                    witness,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,
@@ -351,7 +354,10 @@ impl World {
                     let op = Op::Scan {
                         generation,
                         from_offset,
-                        front_timestamp_ms,
+                        seam: Seam {
+                            front_timestamp_ms,
+                            witness,
+                        },
                         up_to_chunk_id,
                         max_chunks,
                         max_bytes,
@@ -395,6 +401,7 @@ impl World {
                     epoch,
                     uid,
                     expected_revision,
+                    ..
                 } => {
                     let op = Op::Commit {
                         generation,

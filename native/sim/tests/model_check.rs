@@ -318,6 +318,7 @@ impl State {
                 epoch,
                 uid,
                 expected_revision,
+                ..
             } => {
                 let outcome = self.compare_and_swap(epoch, uid, expected_revision);
                 Event::PointerCommitted {

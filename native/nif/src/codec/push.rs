@@ -15,8 +15,16 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
         StreamPush::CommitPointer {
             epoch,
             uid,
+            next_offset,
             expected_revision,
-        } => (atoms::commit_pointer(), *epoch, *uid, *expected_revision).encode(env),
+        } => (
+            atoms::commit_pointer(),
+            *epoch,
+            *uid,
+            *next_offset,
+            *expected_revision,
+        )
+            .encode(env),
         StreamPush::Range(range, edit) => {
             let edit = match edit {
                 Some(EditFrom { pointer, bytes }) => {

@@ -54,7 +54,7 @@ impl World {
             Op::Scan {
                 generation,
                 from_offset,
-                front_timestamp_ms,
+                seam,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
@@ -86,7 +86,7 @@ impl World {
                 let batch = disk.scan(
                     &state.log,
                     from_offset,
-                    front_timestamp_ms,
+                    seam,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,

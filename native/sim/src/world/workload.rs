@@ -31,7 +31,8 @@ impl World {
             28..=30 => self.outage(kind),
             31..=36 => self.request_cut(stream),
             37..=39 => self.new_replica(stream),
-            40..=43 if allowed(Trouble::ClockStep) => self.step_clock(),
+            40 if allowed(Trouble::DataLoss) => self.lose_disks(stream),
+            41..=44 if allowed(Trouble::ClockStep) => self.step_clock(),
             _ => self.publish(stream),
         }
     }
@@ -134,6 +135,47 @@ impl World {
             disk.lose_from(keep);
         }
         let next_offset = state.log.next_offset();
+        self.note(|| {
+            format!("stream {stream}: all nodes lose everything from offset {next_offset} on")
+        });
+        self.lost_from(stream, next_offset, start_ms);
+    }
+
+    /// All nodes lose their disks. The log goes on where what is durable ends, with a chunk that says nothing.
+    pub(super) fn lose_disks(&mut self, stream: usize) {
+        let start_ms = self.rng.range(1, 120);
+        let timestamp_ms = WALL_MS + self.now_ms as i64;
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
+        let Some(root) = state.current.as_ref() else {
+            return;
+        };
+        let next_offset = root.next_offset;
+        let keep = state.log.holding(next_offset);
+        // A loss before this one that nobody has noticed yet: what is durable is of another timeline.
+        let unnoticed = state.lost.iter().any(|(_, next)| next_offset > *next);
+        if unnoticed || state.log.id(keep) != next_offset {
+            return;
+        }
+        self.coverage.hit("disks lost");
+        state.log.lose_from(keep);
+        state.log.begin(state.epoch + 1, timestamp_ms);
+        for disk in &mut state.disks {
+            disk.start_over(keep);
+            disk.replicate(&state.log, usize::MAX);
+        }
+        self.note(|| {
+            format!("stream {stream}: all disks are lost, the log begins at {next_offset}")
+        });
+        self.lost_from(stream, next_offset, start_ms);
+    }
+
+    /// What was on its way from the nodes is lost with what was there, and all start over.
+    fn lost_from(&mut self, stream: usize, next_offset: u64, start_ms: u64) {
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         let revision = state.metadata.pointer.map_or(0, |pointer| pointer.revision);
         state.lost.push((revision, next_offset));
         state.news_from.fill(revision);
@@ -141,9 +183,6 @@ impl World {
         state.uploader = None;
         state.known.fill(None);
         state.certain_gap_below.fill(None);
-        self.note(|| {
-            format!("stream {stream}: all nodes lose everything from offset {next_offset} on")
-        });
         for uploader in 0..self.uploaders.len() {
             if self
                 .uploaders

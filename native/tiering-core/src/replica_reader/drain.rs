@@ -5,7 +5,7 @@ use std::sync::Arc;
 use log_format::manifest::{NO_TIMESTAMP, Root};
 
 use super::status::ProblemKind;
-use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd};
+use super::{Effect, Phase, Recovery, ReplicaReader, ScanBatch, ScanEnd, Witness};
 use crate::fragment_assembly::FragmentAssembly;
 use crate::manifest::rebalance;
 use crate::mutants::mutant;
@@ -91,6 +91,21 @@ impl ReplicaReader {
     ) {
         self.committed_chunk_id = committed_chunk_id;
         self.local_first_chunk_id = local_first_chunk_id;
+        self.log_seen = true;
+    }
+
+    /// A log that is empty although something is durable was opened without the plugin. The first record would take the place of
+    /// one that is durable; as long as there is none, opening the log again is all that is needed.
+    pub(super) fn notice_empty_log(&mut self) {
+        let empty = self.log_seen && self.local_first_chunk_id.is_none();
+        if empty && self.committed_chunk_id.is_none() && !self.persisted.is_empty() {
+            let text = format!(
+                "the local log was lost and is empty, what is durable ends at offset {}: restart the stream (rabbitmq-streams \
+                 restart_stream), and it goes on there",
+                self.persisted.next_offset
+            );
+            self.problems.set(ProblemKind::LostLog, text);
+        }
     }
 
     pub(super) fn on_cut_requested(&mut self) {
@@ -124,17 +139,20 @@ impl ReplicaReader {
                 local_first_offset,
                 local_next_offset,
             } if local_next_offset < next => {
-                self.scan_succeeded();
-                self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
+                self.remote_tier_ahead(local_first_offset, self.witness().is_some());
             }
             ScanEnd::Diverged { local_first_offset }
                 if !self.drain.probed && next == scan.from_offset && local_first_offset <= next =>
             {
-                self.scan_succeeded();
-                self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
+                self.remote_tier_ahead(local_first_offset, self.witness().is_some());
+            }
+            ScanEnd::Unrelated { local_first_offset }
+                if !self.drain.probed && next == scan.from_offset && local_first_offset <= next =>
+            {
+                self.remote_tier_ahead(local_first_offset, false);
             }
             // Once they have met, the local log only grows: this is a file that is not what it should be.
-            ScanEnd::Diverged { .. } => {
+            ScanEnd::Diverged { .. } | ScanEnd::Unrelated { .. } => {
                 self.scan_failed(format!("no chunk of the local log starts at offset {next}"));
             }
             ScanEnd::LocalAhead { .. } | ScanEnd::RemoteAhead { .. } => {
@@ -194,6 +212,41 @@ impl ReplicaReader {
         Ok(true)
     }
 
+    /// The local log lost its end, and is cut back to; or, if nothing would be left of the manifest and nothing shows that the two
+    /// were ever one (`related`), it was lost and has begun anew below what is durable. Then there is no offset at which uploading
+    /// could go on, and what is durable is kept.
+    fn remote_tier_ahead(&mut self, local_first_offset: u64, related: bool) {
+        let durable = &self.persisted;
+        if related || durable.is_empty() || local_first_offset > durable.first_offset {
+            self.scan_succeeded();
+            return self.request_reset(Recovery::RemoteTierAhead, local_first_offset);
+        }
+        let text = format!(
+            "the local log was lost and began anew at offset {local_first_offset}, below offset {} at which what is durable ends: nothing \
+             is uploaded, trimmed or given up",
+            durable.next_offset
+        );
+        self.problems.set(ProblemKind::LostLog, text);
+        self.scan_later();
+    }
+
+    /// The oldest chunk that the remote tier has and whose timestamp the root says: groups may begin below what is durable.
+    fn witness(&self) -> Option<Witness> {
+        let (durable, epoch) = (&self.persisted, self.pointer?.epoch);
+        durable
+            .entries
+            .iter()
+            .find(|entry| {
+                entry.first_offset >= durable.first_offset
+                    && entry.first_timestamp_ms != NO_TIMESTAMP
+            })
+            .map(|entry| Witness {
+                chunk_id: entry.first_offset,
+                timestamp_ms: entry.first_timestamp_ms,
+                epoch,
+            })
+    }
+
     fn seam_found(&mut self) {
         self.scan_succeeded();
         self.seam_met();
@@ -217,6 +270,7 @@ impl ReplicaReader {
         self.drain.retry_at_ms = None;
         self.drain.probed = true;
         self.problems.clear(ProblemKind::Scan);
+        self.problems.clear(ProblemKind::LostLog);
     }
 
     /// Looked at again later and never skipped: what does not parse today may be half a write, or a disk to be looked after.
@@ -316,6 +370,7 @@ impl ReplicaReader {
             generation: ticket,
             from_offset,
             front_timestamp_ms: self.drain.expected_in_front(),
+            witness: self.witness(),
             up_to_chunk_id,
             max_chunks,
             max_bytes,

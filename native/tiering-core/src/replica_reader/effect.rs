@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log_format::manifest::{Entry, Group, Kind, Root};
 
-use super::event::Pointer;
+use super::event::{Pointer, Witness};
 use crate::fragment_assembly::FragmentPlan;
 
 /// Work for the driver. Every effect that has an answer carries the `generation` that its answer must repeat. It is a number of
@@ -38,6 +38,9 @@ pub enum Effect {
         /// Timestamp of the chunk that the remote tier has in front of `from_offset`. If the local log has a chunk in front of it,
         /// and it has another timestamp, the answer is [`ScanEnd::Diverged`](super::ScanEnd::Diverged). `None`: not compared.
         front_timestamp_ms: Option<i64>,
+        /// A chunk of the remote tier, by which a local log that does not meet it is seen to be
+        /// [`ScanEnd::Unrelated`](super::ScanEnd::Unrelated).
+        witness: Option<Witness>,
         /// Highest committed chunk id.
         up_to_chunk_id: u64,
         /// At most this many chunks.
@@ -101,6 +104,8 @@ pub enum Effect {
         epoch: u64,
         /// Random part of the new root's key.
         uid: u32,
+        /// Offset after the last record that the root covers: kept with the pointer, for a log that is lost.
+        next_offset: u64,
         /// Revision that must still be there; 0 = no pointer yet.
         expected_revision: u64,
     },
@@ -203,7 +208,7 @@ pub enum Recovery {
 /// What keeps the stream from being tiered right now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `group`, `anchor`, `metadata`.
+    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `group`, `anchor`, `metadata`, `lost_log`.
     pub kind: &'static str,
     /// For people.
     pub text: String,

@@ -31,6 +31,29 @@ pub struct ScannedChunk {
     pub trailer_crc: u32,
 }
 
+/// A chunk that the remote tier has, by which a log that lost its end is told from one that was lost and began anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Witness {
+    /// Its id.
+    pub chunk_id: u64,
+    /// Its timestamp.
+    pub timestamp_ms: i64,
+    /// Epoch of the writer that persisted last: no chunk of the remote tier is of a later one.
+    pub epoch: u64,
+}
+
+impl Witness {
+    /// Whether a local log that begins with this chunk, at or below the witness, was once the log of what the remote tier has.
+    /// What the log of the witness had in front of it was there before it; a log that began anew was not.
+    #[must_use]
+    pub fn is_related_to(&self, first: &ChunkHeader) -> bool {
+        if first.chunk_id == self.chunk_id {
+            return first.timestamp_ms == self.timestamp_ms;
+        }
+        first.epoch <= self.epoch && first.timestamp_ms <= self.timestamp_ms
+    }
+}
+
 /// Why a scan ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ScanEnd {
@@ -53,6 +76,12 @@ pub enum ScanEnd {
     /// The local log reaches the offset asked for, but not by the chunks that the remote tier has: one of its chunks lies across
     /// the offset, or the one in front of it is another. It lost its end and has grown past the place since.
     Diverged {
+        /// First offset that the local log has.
+        local_first_offset: u64,
+    },
+    /// As `RemoteAhead` or `Diverged`, and the local log begins at or below the [`Witness`], but with a chunk that is younger than
+    /// what the remote tier has: the two were never one.
+    Unrelated {
         /// First offset that the local log has.
         local_first_offset: u64,
     },

@@ -41,7 +41,7 @@ mod tree;
 pub use effect::{Effect, Problem, Recovery, StopReason, StoredObject};
 pub use event::{
     CommitOutcome, Event, Failure, Pointer, PointerRead, RetentionBound, ScanBatch, ScanEnd,
-    ScannedChunk,
+    ScannedChunk, Witness,
 };
 pub use settings::{Backoff, RetryPolicy, Settings};
 pub use status::{Activity, Counters, Status};
@@ -78,6 +78,8 @@ pub struct ReplicaReader {
 
     committed_chunk_id: Option<u64>,
     local_first_chunk_id: Option<u64>,
+    /// The two are known.
+    log_seen: bool,
     bound: RetentionBound,
 
     /// What is persisted, and where the metadata store says so.
@@ -127,6 +129,7 @@ impl ReplicaReader {
             phase: Phase::Stopped,
             committed_chunk_id: None,
             local_first_chunk_id: None,
+            log_seen: false,
             bound: RetentionBound::default(),
             persisted: Arc::new(Root::empty_at(0)),
             pointer: None,
@@ -267,6 +270,7 @@ impl ReplicaReader {
     /// Everything that can go on goes on.
     fn advance(&mut self) {
         let steps = [
+            Self::notice_empty_log,
             Self::find_start,
             Self::apply_completions,
             Self::notice_trimmed,

@@ -191,6 +191,7 @@ impl ReplicaReader {
             return self.persist_failed(work, "a root without a key".to_owned(), true);
         };
         let ticket = self.ticket();
+        let next_offset = work.root.next_offset;
         let at_ms = self.now_ms.saturating_add(self.settings.answer_deadline_ms);
         self.persist.under_way = Some(UnderWay {
             work,
@@ -202,6 +203,7 @@ impl ReplicaReader {
             generation: ticket,
             epoch,
             uid,
+            next_offset,
             expected_revision,
         });
     }

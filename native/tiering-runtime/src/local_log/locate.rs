@@ -9,7 +9,7 @@ use std::path::Path;
 use log_format::chunk::{ChunkHeader, HEADER_BYTES};
 use log_format::index::{self, IndexRecord};
 use log_format::segment;
-use tiering_core::replica_reader::ScanEnd;
+use tiering_core::replica_reader::{ScanEnd, Witness};
 
 use super::read_at_most;
 
@@ -221,12 +221,41 @@ fn segments(directory: &Path) -> Result<Vec<u64>, String> {
 const RACES_MAX: u32 = 3;
 
 /// Finds the chunk with id `offset`. If the one in front of it is to have a certain timestamp, and is there and has another,
-/// the log is not the one that was meant.
+/// the log is not the one that was meant; the witness says then whether it ever was.
 pub(super) fn open_at(
     directory: &Path,
     offset: u64,
     front_timestamp_ms: Option<i64>,
+    witness: Option<Witness>,
 ) -> Result<Opened, String> {
+    let opened = find(directory, offset, front_timestamp_ms)?;
+    let (Opened::End(end), Some(witness)) = (&opened, witness) else {
+        return Ok(opened);
+    };
+    let (ScanEnd::RemoteAhead {
+        local_first_offset, ..
+    }
+    | ScanEnd::Diverged { local_first_offset }) = *end
+    else {
+        return Ok(opened);
+    };
+    if local_first_offset <= witness.chunk_id
+        && !is_related(directory, local_first_offset, witness)?
+    {
+        return Ok(Opened::End(ScanEnd::Unrelated { local_first_offset }));
+    }
+    Ok(opened)
+}
+
+/// Whether the log was that of the remote tier once, as its first chunk shows.
+fn is_related(directory: &Path, first_offset: u64, witness: Witness) -> Result<bool, String> {
+    let cursor = Cursor::open(directory, first_offset)?
+        .ok_or_else(|| "a segment vanished while it was looked at".to_owned())?;
+    let first = cursor.header_at(cursor.position)?.transpose()?;
+    Ok(first.is_some_and(|first| witness.is_related_to(&first)))
+}
+
+fn find(directory: &Path, offset: u64, front_timestamp_ms: Option<i64>) -> Result<Opened, String> {
     for _ in 0..RACES_MAX {
         let segments = segments(directory)?;
         let Some(&local_first_offset) = segments.first() else {

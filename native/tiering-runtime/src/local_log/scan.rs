@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use log_format::chunk::{ChunkHeader, HEADER_BYTES, MAX_FILTER_BYTES};
 use log_format::crc;
-use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk};
+use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk, Witness};
 
 use super::locate::{Cursor, Opened, open_at};
 use super::read_at_most;
@@ -26,6 +26,8 @@ pub struct ScanRequest {
     pub from_offset: u64,
     /// Timestamp that the chunk in front of it must have, if there is one; `None`: not looked at.
     pub front_timestamp_ms: Option<i64>,
+    /// A chunk that the remote tier has: looked for only where the log does not meet it.
+    pub witness: Option<Witness>,
     /// Highest committed chunk id; nothing above it is looked at.
     pub up_to_chunk_id: u64,
     /// At most this many chunks.
@@ -94,9 +96,10 @@ impl Scanner {
                 let ScanRequest {
                     from_offset,
                     front_timestamp_ms,
+                    witness,
                     ..
                 } = *request;
-                match open_at(&self.directory, from_offset, front_timestamp_ms)? {
+                match open_at(&self.directory, from_offset, front_timestamp_ms, witness)? {
                     Opened::At(cursor) => cursor,
                     Opened::End(end) => return Ok(end),
                 }
@@ -126,7 +129,7 @@ impl Scanner {
                             .explain(&format!("committed chunk {next_offset} is not in the log")));
                     }
                     // The file may be one that retention has removed since.
-                    None => match open_at(&self.directory, next_offset, None)? {
+                    None => match open_at(&self.directory, next_offset, None, None)? {
                         Opened::At(cursor) => {
                             looked_again = true;
                             cursor

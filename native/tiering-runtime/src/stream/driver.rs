@@ -317,11 +317,13 @@ impl Driver {
                 generation,
                 epoch,
                 uid,
+                next_offset,
                 expected_revision,
             } => {
                 let push = StreamPush::CommitPointer {
                     epoch,
                     uid,
+                    next_offset,
                     expected_revision,
                 };
                 self.ask(|driver| &mut driver.commit, generation, push);
@@ -410,6 +412,7 @@ impl Driver {
                 generation,
                 from_offset,
                 front_timestamp_ms,
+                witness,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
@@ -417,6 +420,7 @@ impl Driver {
                 let request = ScanRequest {
                     from_offset,
                     front_timestamp_ms,
+                    witness,
                     up_to_chunk_id,
                     max_chunks,
                     max_bytes,

@@ -71,6 +71,8 @@ pub enum StreamPush {
         epoch: u64,
         /// Random part of the root's key.
         uid: u32,
+        /// Offset after the last record that the root covers.
+        next_offset: u64,
         /// Revision that must still be there; 0 = no pointer yet.
         expected_revision: u64,
     },

@@ -361,6 +361,7 @@ impl Rig {
                 epoch: EPOCH,
                 uid,
                 expected_revision,
+                ..
             } => {
                 assert_eq!((uid, expected_revision), expected);
                 self.send(Event::PointerCommitted {

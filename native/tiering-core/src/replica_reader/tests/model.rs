@@ -331,6 +331,7 @@ impl World {
                 generation,
                 from_offset,
                 front_timestamp_ms,
+                witness,
                 up_to_chunk_id,
                 max_chunks,
                 max_bytes,
@@ -341,6 +342,22 @@ impl World {
                     .filter(|id| self.log.contains(id));
                 let differs = |expected: i64| {
                     in_front.is_some_and(|id| self.chunk(id).header.timestamp_ms != expected)
+                };
+                let unrelated = witness
+                    .filter(|witness| local_first_offset <= witness.chunk_id)
+                    .is_some_and(|witness| {
+                        !witness.is_related_to(&self.chunk(local_first_offset).header)
+                    });
+                let ended = |end| {
+                    let end = if unrelated {
+                        ScanEnd::Unrelated { local_first_offset }
+                    } else {
+                        end
+                    };
+                    ScanBatch {
+                        chunks: vec![],
+                        end,
+                    }
                 };
                 let batch = if looks_failed {
                     ScanBatch {
@@ -355,18 +372,12 @@ impl World {
                         end: ScanEnd::LocalAhead { local_first_offset },
                     }
                 } else if *from_offset > self.log.end {
-                    ScanBatch {
-                        chunks: vec![],
-                        end: ScanEnd::RemoteAhead {
-                            local_first_offset,
-                            local_next_offset: self.log.end,
-                        },
-                    }
+                    ended(ScanEnd::RemoteAhead {
+                        local_first_offset,
+                        local_next_offset: self.log.end,
+                    })
                 } else if front_timestamp_ms.is_some_and(differs) {
-                    ScanBatch {
-                        chunks: vec![],
-                        end: ScanEnd::Diverged { local_first_offset },
-                    }
+                    ended(ScanEnd::Diverged { local_first_offset })
                 } else {
                     let mut batch = scan_of(*from_offset, *up_to_chunk_id, *max_chunks, *max_bytes);
                     for found in &mut batch.chunks {
@@ -460,6 +471,7 @@ impl World {
                 epoch,
                 uid,
                 expected_revision,
+                ..
             } => {
                 let outcome = if fails {
                     CommitOutcome::Unknown

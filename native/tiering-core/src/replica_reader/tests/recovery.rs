@@ -357,7 +357,7 @@ fn a_manifest_that_is_persisted_before_the_local_log_is_looked_at_is_not_trimmed
 }
 
 #[test]
-fn a_log_that_starts_over_keeps_nothing_of_the_old_timeline_and_destroys_nothing() {
+fn a_log_that_lost_its_end_and_is_otherwise_all_there_is_uploaded_again_and_destroys_nothing() {
     let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
     rig.committed(0, 0);
     rig.end_scan(ScanEnd::RemoteAhead {
@@ -371,6 +371,126 @@ fn a_log_that_starts_over_keeps_nothing_of_the_old_timeline_and_destroys_nothing
     rig.commit((101, 7), CommitOutcome::Committed { revision: 8 });
     rig.published();
     rig.quiet();
+}
+
+/// A disk was lost and nobody said where the log should begin (the hooks were not there).
+#[test]
+fn a_log_that_began_anew_below_what_is_durable_stalls_and_what_is_durable_is_kept() {
+    for (chunk_id, first_offset) in [(0, 0), (90, 0), (0, 5)] {
+        let durable = root_of(first_offset, &[20, 20]);
+        let mut rig = Rig::resumed(&durable);
+        rig.committed(chunk_id, 0);
+        for _ in 0..20 {
+            rig.end_scan(ScanEnd::Unrelated {
+                local_first_offset: 0,
+            });
+            assert_eq!(rig.problem_now(), Some("lost_log"));
+            rig.effects
+                .retain(|effect| !matches!(effect, Effect::Problem { .. }));
+            rig.quiet();
+            rig.wait_until_due();
+        }
+        let (published, _, confirmed) = rig.last_published.clone().expect("published");
+        assert_eq!((*published).clone(), durable);
+        assert!(!confirmed, "nothing is trimmed by it");
+        let status = rig.machine.status();
+        assert_eq!(
+            (status.manifest_first_offset, status.persisted_next_offset),
+            (first_offset, durable.next_offset)
+        );
+        assert_eq!(rig.machine.counters().remote_tier_ahead_recoveries, 0);
+    }
+}
+
+#[test]
+fn an_empty_log_under_something_durable_is_told_and_gives_nothing_up() {
+    let durable = root_of(0, &[20, 20]);
+    let mut rig = Rig::resumed(&durable);
+    let empty = Event::Committed {
+        committed_chunk_id: None,
+        local_first_chunk_id: None,
+    };
+    assert_eq!(rig.problem_now(), None, "not seen yet");
+    rig.send(empty.clone());
+    assert_eq!(rig.problem_now(), Some("lost_log"));
+    rig.quiet();
+    // The stream was restarted: another machine, whose log begins where what is durable ends.
+    let mut rig = Rig::resumed(&durable);
+    rig.committed(40, 40);
+    assert_eq!(rig.problem_now(), None);
+    rig.scan();
+    assert_eq!(rig.problem_now(), None);
+    assert_eq!(
+        rig.last_published.map(|(_, _, confirmed)| confirmed),
+        Some(true)
+    );
+    // Nothing is durable: nothing is wrong with an empty log.
+    let mut rig = Rig::fresh();
+    rig.send(empty);
+    assert_eq!(rig.problem_now(), None);
+    // The writer waits for its replicas: it has a log.
+    let mut rig = Rig::resumed(&durable);
+    rig.send(Event::Committed {
+        committed_chunk_id: None,
+        local_first_chunk_id: Some(40),
+    });
+    assert_eq!(rig.problem_now(), None);
+}
+
+#[test]
+fn the_scan_is_given_the_oldest_chunk_whose_time_the_root_knows() {
+    let durable = root_of(0, &[20, 20]);
+    let witness = |rig: &Rig| match rig.effects.first() {
+        Some(Effect::Scan { witness, .. }) => *witness,
+        other => panic!("no scan but {other:?}"),
+    };
+    let expected = |entry: usize| {
+        durable.entries.get(entry).map(|entry| Witness {
+            chunk_id: entry.first_offset,
+            timestamp_ms: entry.first_timestamp_ms,
+            epoch: EPOCH,
+        })
+    };
+    let mut rig = Rig::resumed(&durable);
+    rig.committed(20, 0);
+    assert_eq!(witness(&rig), expected(0));
+    let mut inside = durable.clone();
+    inside.entries[0].kind = Kind::Group;
+    inside.entries[0].size_bytes = 0;
+    inside.first_offset = 10;
+    let mut rig = Rig::resumed(&inside);
+    rig.committed(20, 0);
+    assert_eq!(witness(&rig), expected(1), "the group begins below");
+}
+
+#[test]
+fn only_an_older_beginning_shows_that_a_log_was_there_before() {
+    let witness = Witness {
+        chunk_id: 20,
+        timestamp_ms: 20,
+        epoch: 5,
+    };
+    let first = |chunk_id, timestamp_ms, epoch| ChunkHeader {
+        timestamp_ms,
+        epoch,
+        ..chunk(chunk_id).header
+    };
+    assert!(witness.is_related_to(&first(20, 20, 9)), "the same chunk");
+    assert!(!witness.is_related_to(&first(20, 19, 1)), "another chunk");
+    assert!(witness.is_related_to(&first(0, 20, 5)));
+    assert!(!witness.is_related_to(&first(0, 21, 5)), "a younger one");
+    assert!(!witness.is_related_to(&first(0, 3, 6)), "a later writer's");
+}
+
+/// What is left of such a manifest joins the local log, whatever that is.
+#[test]
+fn a_log_that_begins_above_the_beginning_of_what_is_durable_cuts_it_back_as_before() {
+    let mut rig = Rig::resumed(&root_of(0, &[20, 20]));
+    rig.committed(20, 10);
+    rig.end_scan(ScanEnd::Unrelated {
+        local_first_offset: 10,
+    });
+    recovered(&mut rig, Recovery::RemoteTierAhead, 40, 10);
 }
 
 #[test]

@@ -385,6 +385,7 @@ fn each_promise_can_fail() {
         generation: 0,
         epoch,
         uid: 1,
+        next_offset: 0,
         expected_revision,
     };
     assert!(broken(&commit(EPOCH, 1)).is_empty());

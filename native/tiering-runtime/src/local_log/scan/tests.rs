@@ -30,6 +30,7 @@ fn all_from(from_offset: u64, up_to_chunk_id: u64) -> ScanRequest {
     ScanRequest {
         from_offset,
         front_timestamp_ms: None,
+        witness: None,
         up_to_chunk_id,
         max_chunks: usize::MAX,
         max_bytes: u64::MAX,
@@ -97,7 +98,7 @@ proptest! {
         let mut scanned = Vec::new();
         let mut from_offset = log.chunks[start].header.chunk_id;
         loop {
-            let request = ScanRequest { from_offset, front_timestamp_ms: None, up_to_chunk_id: log.last_chunk_id(), max_chunks, max_bytes };
+            let request = ScanRequest { from_offset, front_timestamp_ms: None, witness: None, up_to_chunk_id: log.last_chunk_id(), max_chunks, max_bytes };
             let batch = scanner.scan(&request);
             prop_assert!(batch.chunks.len() <= max_chunks);
             if let Some(last) = batch.chunks.last() {
@@ -202,6 +203,73 @@ fn a_log_that_ends_below_is_told_with_its_range() {
 }
 
 #[test]
+fn a_log_that_began_anew_is_not_the_one_that_lost_its_end() {
+    let (directory, mut log) = log();
+    log.append_many(10, 100);
+    let first = log.chunks[0].header;
+    let scan = |from_offset, front_timestamp_ms, chunk_id, timestamp_ms, epoch| {
+        let request = ScanRequest {
+            front_timestamp_ms,
+            witness: Some(Witness {
+                chunk_id,
+                timestamp_ms,
+                epoch,
+            }),
+            ..all_from(from_offset, 9)
+        };
+        scanner(directory.path()).scan(&request).end
+    };
+    let remote_ahead = ScanEnd::RemoteAhead {
+        local_first_offset: 0,
+        local_next_offset: 10,
+    };
+    let unrelated = ScanEnd::Unrelated {
+        local_first_offset: 0,
+    };
+    let (time, epoch) = (first.timestamp_ms, first.epoch);
+    // The oldest chunk that is durable is the first one here, or is not.
+    assert_eq!(scan(50, None, 0, time, epoch), remote_ahead);
+    assert_eq!(scan(50, None, 0, time - 1, epoch), unrelated);
+    // It is further on, and the log begins before it was written, or after.
+    assert_eq!(scan(50, None, 40, time + 9, epoch), remote_ahead);
+    assert_eq!(scan(50, None, 40, time - 1, epoch), unrelated);
+    assert_eq!(scan(50, None, 40, time + 9, epoch - 1), unrelated);
+    // The log has grown past the place.
+    let front = Some(log.chunks[4].header.timestamp_ms + 1);
+    assert_eq!(scan(5, front, 0, time, epoch), diverged_at(0));
+    assert_eq!(scan(5, front, 0, time - 1, epoch), unrelated);
+    // It meets the place: nothing is asked.
+    assert_eq!(scan(5, None, 0, time - 1, epoch), ScanEnd::CaughtUp);
+    // It begins above: what is in front of it was trimmed.
+    let higher = tempfile::tempdir().expect("a directory");
+    let mut log = TestLog::create(higher.path(), 20);
+    log.append_many(10, 100);
+    let request = ScanRequest {
+        witness: Some(Witness {
+            chunk_id: 0,
+            timestamp_ms: 0,
+            epoch: 0,
+        }),
+        ..all_from(50, 29)
+    };
+    assert_eq!(
+        scanner(higher.path()).scan(&request).end,
+        ScanEnd::RemoteAhead {
+            local_first_offset: 20,
+            local_next_offset: 30,
+        }
+    );
+    // It begins exactly where what is durable ends, as a log that lost its disk does.
+    let from_20 = ScanRequest {
+        from_offset: 20,
+        front_timestamp_ms: Some(7),
+        ..request
+    };
+    let batch = scanner(higher.path()).scan(&from_20);
+    assert_eq!((batch.chunks.len(), batch.end), (10, ScanEnd::CaughtUp));
+}
+
+#[test]
 fn no_log_yet_is_empty() {
     let directory = tempfile::tempdir().expect("a directory");
     assert_eq!(
@@ -300,6 +368,7 @@ fn without_indexes(directory: &Path) {
 fn first_scan(log: &TestLog, last: &Written) -> ScanEnd {
     let request = ScanRequest {
         front_timestamp_ms: Some(last.header.timestamp_ms),
+        witness: None,
         ..all_from(
             last.header.next_offset().expect("small"),
             log.last_chunk_id(),
@@ -430,6 +499,7 @@ fn the_open_file_of_the_last_scan_does_not_save_the_comparison() {
     log.append_many(5, 100);
     let request = ScanRequest {
         front_timestamp_ms: Some(last.header.timestamp_ms),
+        witness: None,
         ..all_from(15, 16)
     };
     assert_eq!(scanner.scan(&request).end, diverged_at(0));

@@ -116,6 +116,7 @@ impl World {
                 epoch,
                 uid,
                 expected_revision,
+                ..
             } => {
                 let current = self.pointer.map_or(0, |pointer| pointer.revision);
                 StreamEvent::PointerCommitted(if current == *expected_revision {
