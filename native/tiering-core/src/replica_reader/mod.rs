@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use log_format::manifest::{Entry, Kind, Root};
 
+mod deletion;
 mod drain;
 mod effect;
 mod event;
