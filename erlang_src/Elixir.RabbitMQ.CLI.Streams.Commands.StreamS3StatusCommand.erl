@@ -97,6 +97,7 @@ run([Stream], #{node := Node, vhost := VHost, timeout := Timeout}) ->
 failure({error, not_found}) -> {error, <<"The stream does not exist">>};
 failure({error, not_a_stream}) -> {error, <<"The queue is not a stream">>};
 failure({error, no_reader}) -> {error, <<"No node has a replica reader for the stream now">>};
+failure({error, unavailable}) -> {error, <<"The replica reader does not answer now; try again">>};
 failure({error, {inert, Text}}) -> {error, <<"The plugin is inert: ", Text/binary>>};
 failure({badrpc, _} = Error) -> Error;
 failure(Other) -> {error, iolist_to_binary(io_lib:format("~0tp", [Other]))}.

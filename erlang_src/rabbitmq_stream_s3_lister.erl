@@ -40,6 +40,7 @@ interrupts stays in the bucket, under a prefix without an anchor.
 -define(RETRY_MIN_MS, 1_000).
 -define(RETRY_MAX_MS, 300_000).
 -define(ATTEMPTS_MAX, 20).
+-define(CALL_MS, 5_000).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
@@ -49,15 +50,25 @@ start_link() ->
 -spec delete_stream(stream_id()) -> ok.
 delete_stream(StreamId) ->
     case whereis(?MODULE) of
-        undefined -> abcast = gen_server:abcast(nodes(), ?MODULE, {delete_stream, StreamId});
-        Pid -> gen_server:cast(Pid, {delete_stream, StreamId})
-    end,
-    ok.
+        undefined ->
+            %% Who calls is Khepri's own process: nothing is waited for.
+            Message = {'$gen_cast', {delete_stream, StreamId}},
+            lists:foreach(
+                fun(Node) -> erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) end,
+                nodes()
+            );
+        Pid ->
+            gen_server:cast(Pid, {delete_stream, StreamId})
+    end.
 
 -doc "Streams whose objects are still to be removed.".
--spec pending() -> [stream_id()].
+-spec pending() -> [stream_id()] | {error, unavailable}.
 pending() ->
-    gen_server:call(?MODULE, pending).
+    try
+        gen_server:call(?MODULE, pending, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->

@@ -1,6 +1,7 @@
 -module(rabbitmq_stream_s3_prometheus_collector).
 -moduledoc """
-Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serves:
+Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serves, where it runs
+(rabbitmq_stream_s3_prometheus sees to that):
 
     /metrics             counters and gauges of the node, sums over its streams
     /metrics/per-object  the same, and every stream with labels vhost and queue

@@ -65,6 +65,7 @@ starts anew.
 -define(LISTEN_PAUSE_MS, 20).
 -define(OPEN_RETRY_MS, 1_000).
 -define(BUSY_RETRY_MS, 50).
+-define(CALL_MS, 5_000).
 %% Whatever holds one announcement up: those behind it do not pile up.
 -define(ANNOUNCER_WAIT_MS, 5_000).
 
@@ -96,13 +97,21 @@ update_retention(Reader, Specs) ->
     gen_server:cast(Reader, {update_retention, Specs}).
 
 -doc "Cuts what is being assembled now, for operators and tests.".
--spec cut(pid()) -> ok | {error, busy | closed}.
+-spec cut(pid()) -> ok | {error, busy | closed | unavailable}.
 cut(Reader) ->
-    gen_server:call(Reader, cut).
+    call(Reader, cut).
 
--spec status(pid()) -> map().
+-spec status(pid()) -> map() | {error, unavailable}.
 status(Reader) ->
-    gen_server:call(Reader, status).
+    call(Reader, status).
+
+%% Ends at any moment, with its writer.
+call(Reader, Request) ->
+    try
+        gen_server:call(Reader, Request, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -doc "Native status of every stream of this node, without asking their processes.".
 -spec statuses() -> [{stream_id(), Queue :: term(), map()}].
