@@ -138,6 +138,7 @@ node_sections() ->
             {<<"Text">>, bucket_text},
             {<<"Data lost or damaged">>, read_alarm}
         ]},
+        {<<"Local segments kept for replicas that lag">>, replica_lag},
         {<<"Native counters">>, native},
         {<<"Shell counters">>, shell}
     ].
@@ -155,6 +156,8 @@ stream_sections() ->
             {<<"Epoch">>, epoch},
             {<<"Phase">>, phase},
             {<<"Log next offset">>, log_next_offset},
+            {<<"Local bytes kept for replicas that lag">>, replica_lag_bytes},
+            {<<"The slowest of them">>, replica_lag_of},
             {<<"Problem">>, problem_kind},
             {<<"Text">>, problem_text}
         ]},

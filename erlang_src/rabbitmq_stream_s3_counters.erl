@@ -41,7 +41,13 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {manifest_edits_unfitting, 24, counter,
         "Edits that did not follow what was known here: the manifest is fetched"},
     {manifest_edits_corrupt, 25, counter,
-        "Edits refused for what was in them: the manifest is fetched"}
+        "Edits refused for what was in them: the manifest is fetched"},
+    {metadata_reads_queued, 26, counter,
+        "Questions to a quorum of the metadata store that waited for their turn"},
+    {deletions_called_off, 27, counter,
+        "Streams reported as deleted that a quorum of the metadata store still has"},
+    {replica_lag_given_up, 28, counter,
+        "Local segments trimmed although a connected replica had not copied them"}
 ]).
 
 -type name() :: atom().

@@ -36,6 +36,7 @@ compares with the metadata store.
     pending/0,
     register_dir/2,
     dir/1,
+    stream_of/1,
     member_started/3,
     register_member/3,
     update_retention/3,
@@ -146,6 +147,11 @@ register_dir(Directory, StreamId) ->
 -spec dir(file:name_all()) -> {ok, stream_id()} | none.
 dir(Directory) ->
     lookup(?DIRS, rabbitmq_stream_s3:utf8(Directory)).
+
+-doc "The stream that osiris' counters know by this reference, if it has a member here.".
+-spec stream_of(term()) -> {ok, stream_id()} | none.
+stream_of(Reference) ->
+    lookup(?DIRS, {queue, Reference}).
 
 -doc """
 The calling process opens the log of a member. What was known of an acceptor's manifest is not

@@ -108,6 +108,17 @@ node_metrics(Callback) ->
     #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_local_retention:stats(),
     TrimHelp = "Local segments deleted because they are durable remotely",
     ok = emit(Callback, ?PREFIX, local_segments_deleted, counter, TrimHelp, [{[], Trimmed}]),
+    Lag = rabbitmq_stream_s3_replica_lag:overview(),
+    lists:foreach(
+        fun({Name, Help}) ->
+            emit(Callback, ?PREFIX, Name, gauge, Help, [{[], maps:get(Name, Lag)}])
+        end,
+        [
+            {replica_lag_streams, "Streams with local segments that stay for a replica that lags"},
+            {replica_lag_segments, "Local segments that stay for replicas that lag"},
+            {replica_lag_bytes, "Bytes of local segments that stay for replicas that lag"}
+        ]
+    ),
     maps:foreach(
         fun(Name, Value) ->
             emit(Callback, ?PREFIX, Name, kind(Name), help(Name), [{[], Value}])

@@ -23,7 +23,7 @@ starts anew.
 -include_lib("rabbit_common/include/rabbit.hrl").
 
 -export([start_link/2, serves/1, republish/1, announce_to/2]).
--export([update_retention/2, cut/1, status/1, statuses/0, recovery_text/3]).
+-export([update_retention/2, evaluate_retention/1, cut/1, status/1, statuses/0, recovery_text/3]).
 -export([
     init/1,
     handle_continue/2,
@@ -96,6 +96,11 @@ announce_to(Reader, Node) ->
 update_retention(Reader, Specs) ->
     gen_server:cast(Reader, {update_retention, Specs}).
 
+-doc "What held local segments back may be over: has local retention evaluated.".
+-spec evaluate_retention(pid()) -> ok.
+evaluate_retention(Reader) ->
+    gen_server:cast(Reader, evaluate_retention).
+
 -doc "Cuts what is being assembled now, for operators and tests.".
 -spec cut(pid()) -> ok | {error, busy | closed | unavailable}.
 cut(Reader) ->
@@ -153,6 +158,9 @@ handle_call(_Unknown, _From, State) ->
 handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
     State = State0#state{info = Info#{retention := Specs}},
     {noreply, send({retention, bounds(Specs)}, State)};
+handle_cast(evaluate_retention, #state{info = Info} = State) ->
+    ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+    {noreply, State};
 handle_cast({announce_to, _Node}, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast({announce_to, Node}, #state{range = Range, stream_id = StreamId} = State) ->
@@ -421,7 +429,8 @@ describe(#state{stream = Stream, info = Info, writer = Writer} = State) ->
             undefined -> #{};
             _ -> native_status(rabbitmq_stream_s3_nif:stream_status(Stream))
         end,
-    #{
+    Lag = rabbitmq_stream_s3_replica_lag:of_stream(State#state.stream_id),
+    Lag#{
         stream_id => State#state.stream_id,
         node => node(),
         writer => Writer,

@@ -38,6 +38,7 @@ node_status() ->
         bucket_text => access_text(Access),
         read_alarm => read_alarm(),
         streams => length(rabbitmq_stream_s3_registry:values()),
+        replica_lag => rabbitmq_stream_s3_replica_lag:overview(),
         native => rabbitmq_stream_s3_api_aws:stats(),
         shell => rabbitmq_stream_s3_counters:overview()
     }.

@@ -42,7 +42,9 @@ children(active) ->
     [
         %% The cache comes before the engine: an engine that is opened again marks what the cache
         %% knows.
+        worker(rabbitmq_stream_s3_quorum),
         worker(rabbitmq_stream_s3_manifest_replica),
+        worker(rabbitmq_stream_s3_replica_lag),
         worker(rabbitmq_stream_s3_api_aws),
         worker(rabbitmq_stream_s3_gap),
         worker(rabbitmq_stream_s3_reaper),
