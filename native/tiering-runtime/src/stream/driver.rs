@@ -16,6 +16,7 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::handle::{Committed, SharedStatus};
 use super::questions::Question;
+use super::sums::Share;
 use super::work::Workshop;
 use super::{
     EditFrom, Range, Stopped, StreamConfig, StreamEvent, StreamPush, StreamSink, StreamStatus,
@@ -121,6 +122,7 @@ pub(super) struct Driver {
     workshop: Workshop,
     sink: Arc<dyn StreamSink>,
     status: SharedStatus,
+    share: Share,
     /// Away while a scan runs.
     scanner: Option<Scanner>,
     tasks: JoinSet<Done>,
@@ -157,6 +159,7 @@ impl Driver {
             },
             sink,
             status: Arc::clone(&status),
+            share: Share::default(),
             scanner: None,
             tasks: JoinSet::new(),
             running: HashMap::new(),
@@ -301,6 +304,8 @@ impl Driver {
             machine: self.machine.status(),
             counters: self.machine.counters(),
         };
+        self.share
+            .update(&self.workshop.shared.stats, &status.machine);
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
         while let Some(effect) = self.machine.poll_effect() {
             self.run_effect(effect);
@@ -545,6 +550,7 @@ impl Drop for Driver {
             stats, manifests, ..
         } = &*self.workshop.shared;
         stats.streams_open.subtract(1);
+        self.share.withdraw(stats);
         manifests.give_back(&self.workshop.stream.stream_id);
         if std::thread::panicking() {
             self.sink.push(StreamPush::Stopped(Stopped::Bug));
