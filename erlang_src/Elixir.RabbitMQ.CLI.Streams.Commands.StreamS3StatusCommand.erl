@@ -97,6 +97,7 @@ run([Stream], #{node := Node, vhost := VHost, timeout := Timeout}) ->
 failure({error, not_found}) -> {error, <<"The stream does not exist">>};
 failure({error, not_a_stream}) -> {error, <<"The queue is not a stream">>};
 failure({error, no_reader}) -> {error, <<"No node has a replica reader for the stream now">>};
+failure({error, unavailable}) -> {error, <<"The replica reader does not answer now; try again">>};
 failure({error, {inert, Text}}) -> {error, <<"The plugin is inert: ", Text/binary>>};
 failure({badrpc, _} = Error) -> Error;
 failure(Other) -> {error, iolist_to_binary(io_lib:format("~0tp", [Other]))}.
@@ -137,6 +138,7 @@ node_sections() ->
             {<<"Text">>, bucket_text},
             {<<"Data lost or damaged">>, read_alarm}
         ]},
+        {<<"Local segments kept for replicas that lag">>, replica_lag},
         {<<"Native counters">>, native},
         {<<"Shell counters">>, shell}
     ].
@@ -154,6 +156,8 @@ stream_sections() ->
             {<<"Epoch">>, epoch},
             {<<"Phase">>, phase},
             {<<"Log next offset">>, log_next_offset},
+            {<<"Local bytes kept for replicas that lag">>, replica_lag_bytes},
+            {<<"The slowest of them">>, replica_lag_of},
             {<<"Problem">>, problem_kind},
             {<<"Text">>, problem_text}
         ]},

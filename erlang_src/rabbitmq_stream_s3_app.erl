@@ -37,14 +37,14 @@ start(_Type, _Args) ->
             ok -> start_active();
             {inert, Kind, Text} -> start_inert(Kind, Text)
         end,
-    ok = rabbitmq_stream_s3_prometheus_collector:register(),
+    ok = rabbitmq_stream_s3_prometheus:start(),
     {ok, Sup}.
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
     %% The hooks go in detach/0; until then, what would need the engine is unavailable.
     ok = rabbitmq_stream_s3:erase_engine(),
-    ok = rabbitmq_stream_s3_prometheus_collector:deregister(),
+    ok = rabbitmq_stream_s3_prometheus:stop(),
     State.
 
 -doc """

@@ -216,6 +216,8 @@ table() ->
         {read_drain_timeout_ms, 60_000, within(100, 3_600_000)},
         {verify_crc_on_read, true, fun boolean/1},
         {reconciliation_interval_ms, 60_000, within(1_000, 24 * 3_600_000)},
+        {replica_lag_max_bytes, 8_192 * ?MIB, zero_or_within(?MIB, 1 bsl 50)},
+        {replica_lag_max_age_ms, 600_000, zero_or_within(1_000, 7 * 24 * 3_600_000)},
         {bucket_check_interval_ms, 300_000, zero_or_within(1_000, 24 * 3_600_000)},
         {membership_enabled, false, fun boolean/1},
         {membership_interval_ms, 3_600_000, within(1_000, 7 * 24 * 3_600_000)},

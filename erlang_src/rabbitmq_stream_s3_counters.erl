@@ -47,7 +47,13 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {drains_given_up, 27, counter,
         "AMQP 1.0 receivers detached because the remote tier did not answer their drain in time"},
     {logs_begun_at_durable_end, 28, counter,
-        "Empty local logs of writers that began at the end of what is durable"}
+        "Empty local logs of writers that began at the end of what is durable"},
+    {metadata_reads_queued, 29, counter,
+        "Questions to a quorum of the metadata store that waited for their turn"},
+    {deletions_called_off, 30, counter,
+        "Streams reported as deleted that a quorum of the metadata store still has"},
+    {replica_lag_given_up, 31, counter,
+        "Local segments trimmed although a connected replica had not copied them"}
 ]).
 
 -type name() :: atom().

@@ -13,8 +13,11 @@ are tasks that may be killed). Both shapes of Khepri's answers are understood: t
 (0.16) and a map of them by path (0.17 on).
 
 The payload version alone would not be safe against a deleted and recreated queue; it is, because a
-stream id is unique per incarnation. Each write carries its own keep_while: a parent that vanished
-meanwhile would be recreated without one, and would stay for ever.
+stream id is unique per incarnation. keep_while knows names only: that the queue of this name is this
+very stream is checked in the transaction that makes the container, and nothing else makes one. Each
+write carries its own keep_while: it fails if the queue is gone.
+
+What asks a quorum waits for its turn (rabbitmq_stream_s3_quorum).
 """.
 
 -include_lib("khepri/include/khepri.hrl").
@@ -26,6 +29,7 @@ meanwhile would be recreated without one, and would stay for ever.
     get_consistent/1,
     durable_end/2,
     anchor_exists/1,
+    gone/1,
     put_anchor/2,
     commit_pointer/6,
     list/0,
@@ -71,7 +75,9 @@ get(StreamId) ->
 -spec get_consistent(rabbitmq_stream_s3:stream_id()) ->
     {ok, pointer()} | not_found | {error, reason()}.
 get_consistent(StreamId) ->
-    read_pointer(StreamId, #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS}).
+    rabbitmq_stream_s3_quorum:run(fun() ->
+        read_pointer(StreamId, #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS})
+    end).
 
 -doc """
 The pointer and the offset after the last durable record, on the word of a quorum; `unknown` if an
@@ -89,20 +95,56 @@ durable_end(StreamId, Timeout) ->
 -spec anchor_exists(rabbitmq_stream_s3:stream_id()) -> boolean() | {error, reason()}.
 anchor_exists(StreamId) ->
     Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
-    case fold(khepri_adv:get(store(), path(StreamId, anchor), Options)) of
+    Ask = fun() -> fold(khepri_adv:get(store(), path(StreamId, anchor), Options)) end,
+    case rabbitmq_stream_s3_quorum:run(Ask) of
         {ok, _} -> true;
         {error, not_found} -> false;
         {error, Reason} -> {error, Reason}
     end.
 
--doc "`not_found`: the queue is gone, nothing was written.".
+-doc """
+Which of these streams have neither a container nor a queue of whatever name, on the word of a quorum.
+All queues are looked through: ask for many streams at once.
+""".
+-spec gone([rabbitmq_stream_s3:stream_id()]) ->
+    {ok, [rabbitmq_stream_s3:stream_id()]} | {error, reason()}.
+gone(StreamIds) ->
+    rabbitmq_stream_s3_quorum:run(fun() ->
+        maybe
+            {ok, Containers} ?= get_many(?ROOT ++ [#if_any{conditions = StreamIds}]),
+            {ok, Queues} ?= get_many(queues_of(StreamIds)),
+            WithContainer = [Id || [rabbitmq, rabbitmq_stream_s3, Id] := _ <- Containers],
+            WithQueue = [stream_id(Queue) || _Path := #{data := Queue} <- Queues],
+            {ok, (StreamIds -- WithContainer) -- WithQueue}
+        end
+    end).
+
+get_many(Pattern) ->
+    Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
+    fold(khepri_adv:get_many(store(), Pattern, Options)).
+
+queues_of(StreamIds) ->
+    Names = StreamIds ++ [unicode:characters_to_list(Id) || Id <- StreamIds],
+    Condition = #if_data_matches{
+        pattern = amqqueue:set_type_state(amqqueue:pattern_match_all(), #{name => '$1'}),
+        conditions = [list_to_tuple(['orelse' | [{'=:=', '$1', {const, N}} || N <- Names]])]
+    },
+    rabbit_db_queue:khepri_queue_path(?KHEPRI_WILDCARD_STAR, Condition).
+
+stream_id(Queue) ->
+    #{name := Name} = amqqueue:get_type_state(Queue),
+    rabbitmq_stream_s3_hooks:stream_id(Name).
+
+-doc "`not_found`: the queue is gone, or is another stream by now; nothing was written.".
 -spec put_anchor(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name()) -> ok | {error, reason()}.
 put_anchor(StreamId, QName) ->
-    maybe
-        ok ?= put_container(StreamId, QName),
-        {ok, _} ?= fold(put(path(StreamId, anchor), StreamId, QName)),
-        ok
-    end.
+    rabbitmq_stream_s3_quorum:run(fun() ->
+        maybe
+            ok ?= put_container(StreamId, QName),
+            {ok, _} ?= fold(put(in_container(StreamId, anchor), StreamId, QName)),
+            ok
+        end
+    end).
 
 -doc """
 Moves the pointer from `Expected` (0: there must be none) to `{Uid, Epoch, Next}`, unless a writer of
@@ -119,10 +161,16 @@ place and succeeds.
 ) ->
     {ok, revision()} | conflict | not_found | error.
 commit_pointer(StreamId, QName, Epoch, Uid, Next, 0) ->
-    case put_container(StreamId, QName) of
-        ok -> move_pointer(StreamId, QName, {Uid, Epoch, Next}, #if_node_exists{exists = false});
-        {error, not_found} -> not_found;
-        {error, _} -> error
+    Commit = fun() ->
+        case put_container(StreamId, QName) of
+            ok -> move_pointer(StreamId, QName, {Uid, Epoch, Next}, #if_node_exists{exists = false});
+            {error, not_found} -> not_found;
+            {error, _} -> error
+        end
+    end,
+    case rabbitmq_stream_s3_quorum:run(Commit) of
+        {error, timeout} -> error;
+        Outcome -> Outcome
     end;
 commit_pointer(StreamId, QName, Epoch, Uid, Next, Expected) ->
     Condition = #if_all{
@@ -236,7 +284,7 @@ read(StreamId, Options) ->
 
 move_pointer(StreamId, QName, Data, Condition) ->
     Path = path(StreamId, manifest),
-    Conditional = path(StreamId, #if_all{conditions = [manifest, Condition]}),
+    Conditional = in_container(StreamId, #if_all{conditions = [manifest, Condition]}),
     ok = rabbitmq_stream_s3_counters:add(pointer_writes),
     Outcome =
         case put(Conditional, Data, QName) of
@@ -264,16 +312,51 @@ count(conflict) -> rabbitmq_stream_s3_counters:add(pointer_writes_conflict);
 count(not_found) -> rabbitmq_stream_s3_counters:add(pointer_writes_not_found);
 count(error) -> rabbitmq_stream_s3_counters:add(pointer_writes_error).
 
+%% A transaction, so that between the look at the queue and the write nobody declares another of its
+%% name. Khepri takes the code of the fun and of what it calls.
 put_container(StreamId, QName) ->
-    case fold(put(?ROOT ++ [StreamId], StreamId, QName)) of
-        {ok, _} -> ok;
-        {error, Reason} -> {error, Reason}
+    QueuePath = queue_path(QName),
+    Path = ?ROOT ++ [StreamId],
+    KeepWhile = keep_while(QName),
+    AsList = unicode:characters_to_list(StreamId),
+    Transaction = fun() ->
+        case khepri_tx:get(QueuePath) of
+            {ok, Queue} ->
+                case amqqueue:get_type_state(Queue) of
+                    #{name := Name} when Name =:= StreamId; Name =:= AsList ->
+                        khepri_tx:put(Path, StreamId, #{keep_while => KeepWhile});
+                    _AnotherIncarnation ->
+                        another
+                end;
+            {error, _} = Error ->
+                Error
+        end
+    end,
+    Options = #{timeout => ?WRITE_TIMEOUT_MS, reply_from => local},
+    case khepri:transaction(store(), Transaction, rw, Options) of
+        ok -> ok;
+        {ok, ok} -> ok;
+        {ok, another} -> {error, not_found};
+        {ok, {error, Reason}} -> {error, reason(Reason)};
+        {error, Reason} -> {error, reason(Reason)};
+        _Other -> {error, unexpected}
     end.
 
-put(Path, Data, #resource{virtual_host = VHost, kind = queue, name = Name}) ->
-    KeepWhile = #{rabbit_db_queue:khepri_queue_path(VHost, Name) => #if_node_exists{}},
-    Options = #{keep_while => KeepWhile, timeout => ?WRITE_TIMEOUT_MS, reply_from => local},
+put(Path, Data, QName) ->
+    Options = #{
+        keep_while => keep_while(QName), timeout => ?WRITE_TIMEOUT_MS, reply_from => local
+    },
     khepri_adv:put(store(), Path, Data, Options).
+
+keep_while(QName) ->
+    #{queue_path(QName) => #if_node_exists{}}.
+
+queue_path(#resource{virtual_host = VHost, kind = queue, name = Name}) ->
+    rabbit_db_queue:khepri_queue_path(VHost, Name).
+
+%% Not a path: the container must be there, or it would be made anew with what is put into it.
+in_container(StreamId, Leaf) ->
+    ?ROOT ++ [#if_all{conditions = [StreamId, #if_node_exists{exists = true}]}, Leaf].
 
 store() ->
     rabbit_khepri:get_store_id().

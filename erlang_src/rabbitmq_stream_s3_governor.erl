@@ -15,18 +15,27 @@ opened anew.
 
 -record(state, {rate :: rate(), burst :: burst()}).
 
+-define(CALL_MS, 5_000).
+
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 -doc "Changes the rate until the plugin is restarted; the configuration is not touched.".
--spec set_rate(rate(), burst()) -> ok.
+-spec set_rate(rate(), burst()) -> ok | {error, unavailable}.
 set_rate(Rate, Burst) ->
-    gen_server:call(?MODULE, {set_rate, Rate, Burst}).
+    call({set_rate, Rate, Burst}).
 
--spec rate() -> {rate(), burst()}.
+-spec rate() -> {rate(), burst()} | {error, unavailable}.
 rate() ->
-    gen_server:call(?MODULE, rate).
+    call(rate).
+
+call(Request) ->
+    try
+        gen_server:call(?MODULE, Request, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -spec engine_opened() -> ok.
 engine_opened() ->

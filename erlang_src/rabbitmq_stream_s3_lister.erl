@@ -3,8 +3,11 @@
 Removes the objects of deleted streams: lists a stream's folder page by page, and asks for the next
 page only when the reaper has dealt with the last.
 
-Owns the queue of streams, oldest first, without duplicates. A stream is swept twice, the second
-time after a while: an upload that was under way when the queue was deleted may still land. A sweep
+Owns the queue of streams, oldest first, without duplicates. Before a sweep a quorum of the metadata
+store is asked, for all that have come meanwhile at once: only what has neither a container nor a
+queue there is deleted. What has one is called off, and without an answer nothing happens but asking
+again. A stream is swept twice, the second time after a while: an upload that was under way when the
+queue was deleted may still land. A sweep
 that fails is tried again with growing pauses; the queue is not on disk, so what a restart
 interrupts stays in the bucket, under a prefix without an anchor.
 """.
@@ -26,6 +29,12 @@ interrupts stays in the bucket, under a prefix without an anchor.
     failed = 0 :: non_neg_integer()
 }).
 -record(state, {
+    %% Of which it has not been asked yet whether they are gone, newest first.
+    doubtful = [] :: [#job{}],
+    %% Asks: about these.
+    asked = [] :: [#job{}],
+    task :: reference() | undefined,
+    is_pausing = false :: boolean(),
     queue = queue:new() :: queue:queue(#job{}),
     known = #{} :: #{stream_id() => true},
     job = none :: #job{} | none,
@@ -36,10 +45,17 @@ interrupts stays in the bucket, under a prefix without an anchor.
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(SECOND_SWEEP_MS, 240_000).
+%% From the report to the question: what is deleted and written again is back by then, and streams that
+%% are deleted together are asked about together.
+-define(LOOK_MS, 1_000).
+-define(LOOK_AGAIN_MS, 10_000).
+%% Each question looks through all queues.
+-define(LOOK_MAX, 100).
 -define(LIST_TIMEOUT_MS, 120_000).
 -define(RETRY_MIN_MS, 1_000).
 -define(RETRY_MAX_MS, 300_000).
 -define(ATTEMPTS_MAX, 20).
+-define(CALL_MS, 5_000).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
@@ -49,15 +65,25 @@ start_link() ->
 -spec delete_stream(stream_id()) -> ok.
 delete_stream(StreamId) ->
     case whereis(?MODULE) of
-        undefined -> abcast = gen_server:abcast(nodes(), ?MODULE, {delete_stream, StreamId});
-        Pid -> gen_server:cast(Pid, {delete_stream, StreamId})
-    end,
-    ok.
+        undefined ->
+            %% Who calls is Khepri's own process: nothing is waited for.
+            Message = {'$gen_cast', {delete_stream, StreamId}},
+            lists:foreach(
+                fun(Node) -> erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) end,
+                nodes()
+            );
+        Pid ->
+            gen_server:cast(Pid, {delete_stream, StreamId})
+    end.
 
 -doc "Streams whose objects are still to be removed.".
--spec pending() -> [stream_id()].
+-spec pending() -> [stream_id()] | {error, unavailable}.
 pending() ->
-    gen_server:call(?MODULE, pending).
+    try
+        gen_server:call(?MODULE, pending, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
@@ -75,15 +101,19 @@ handle_cast({delete_stream, StreamId}, #state{known = Known} = State) when
 ->
     {noreply, State};
 handle_cast({delete_stream, StreamId}, #state{known = Known} = State) ->
-    ?LOG_INFO("stream_s3: stream ~ts was deleted, removing its objects", [StreamId], ?DOMAIN),
+    ?LOG_INFO("stream_s3: stream ~ts is reported as deleted", [StreamId], ?DOMAIN),
     Job = #job{stream_id = StreamId},
-    {noreply, enqueue(Job, State#state{known = Known#{StreamId => true}})};
+    {noreply, doubt(Job, State#state{known = Known#{StreamId => true}})};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info({again, Job}, State) ->
-    {noreply, enqueue(Job, State)};
+    {noreply, doubt(Job, State)};
+handle_info(ask, #state{} = State) ->
+    {noreply, ask(State#state{is_pausing = false})};
+handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task} = State) ->
+    {noreply, answered(Reason, State#state{task = undefined})};
 handle_info({rabbitmq_stream_s3, Ref, {page, [], Next}}, #state{list_ref = Ref} = State) ->
     {noreply, page_done(State#state{next_page = Next})};
 handle_info({rabbitmq_stream_s3, Ref, {page, Keys, Next}}, #state{list_ref = Ref} = State) ->
@@ -108,6 +138,56 @@ handle_info(Message, #state{request = Request, job = Job} = State0) ->
         no_reply ->
             {noreply, State0}
     end.
+
+doubt(Job, #state{doubtful = Doubtful} = State) ->
+    ask_after(?LOOK_MS, State#state{doubtful = [Job | Doubtful]}).
+
+ask_after(Ms, #state{is_pausing = false, task = undefined} = State) ->
+    _ = erlang:send_after(Ms, self(), ask),
+    State#state{is_pausing = true};
+ask_after(_Ms, State) ->
+    State.
+
+%% The answer travels as the exit reason: one message says done, failed or crashed.
+-dialyzer({nowarn_function, ask/1}).
+ask(#state{doubtful = [_ | _] = Doubtful, task = undefined} = State) ->
+    Oldest = lists:reverse(Doubtful),
+    {Asked, Rest} = lists:split(min(length(Oldest), ?LOOK_MAX), Oldest),
+    StreamIds = [StreamId || #job{stream_id = StreamId} <- Asked],
+    {_Pid, Task} = spawn_monitor(fun() -> exit({gone, rabbitmq_stream_s3_db:gone(StreamIds)}) end),
+    State#state{asked = Asked, doubtful = lists:reverse(Rest), task = Task};
+ask(State) ->
+    State.
+
+answered({gone, {ok, Gone}}, #state{asked = Asked} = State0) ->
+    State1 = lists:foldl(
+        fun(#job{stream_id = StreamId} = Job, State) ->
+            case lists:member(StreamId, Gone) of
+                true -> enqueue(Job, State);
+                false -> call_off(StreamId, State)
+            end
+        end,
+        State0#state{asked = []},
+        Asked
+    ),
+    case State1 of
+        #state{doubtful = []} -> State1;
+        _ -> ask_after(?LOOK_MS, State1)
+    end;
+answered(Unknown, #state{asked = Asked, doubtful = Doubtful} = State) ->
+    ?LOG_DEBUG("stream_s3: whether streams are gone is not known yet: ~0p", [Unknown], ?DOMAIN),
+    Again = State#state{asked = [], doubtful = Doubtful ++ lists:reverse(Asked)},
+    ask_after(?LOOK_AGAIN_MS, Again).
+
+call_off(StreamId, #state{known = Known} = State) ->
+    ok = rabbitmq_stream_s3_counters:add(deletions_called_off),
+    ?LOG_WARNING(
+        "stream_s3: ~ts: was reported as deleted, but the metadata store still has it. Nothing of it"
+        " is removed from the bucket",
+        [StreamId],
+        ?DOMAIN
+    ),
+    State#state{known = maps:remove(StreamId, Known)}.
 
 enqueue(Job, #state{queue = Queue} = State) ->
     next(State#state{queue = queue:in(Job, Queue)}).

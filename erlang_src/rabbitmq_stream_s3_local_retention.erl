@@ -33,11 +33,15 @@ stats() ->
 
 -doc """
 Deletes the leading segments of a log directory whose every offset is below RemoteNext, and returns
-how many. Never the active segment, never the last segment that holds a chunk.
+how many. Never the active segment, never the last segment that holds a chunk, nor what a replica that
+lags still needs.
 """.
 -spec trim(file:filename_all(), offset()) -> non_neg_integer().
 trim(Dir, RemoteNext) ->
-    Surplus = surplus(segments(Dir), RemoteNext),
+    Segments = segments(Dir),
+    Durable = with_ends(surplus(Segments, RemoteNext), [Offset || {Offset, _} <- Segments]),
+    Size = fun(Offset) -> filelib:file_size(path(Dir, Offset, "segment"), prim_file) end,
+    Surplus = rabbitmq_stream_s3_replica_lag:trimmable(Dir, Durable, Size),
     ok = lists:foreach(fun(Offset) -> delete(Dir, Offset) end, Surplus),
     case Surplus of
         [] ->
@@ -82,6 +86,11 @@ leading([Offset, Next | Rest], RemoteNext) when Next =< RemoteNext ->
 leading(_, _) ->
     [].
 
+%% A segment ends where the next one begins.
+with_ends([], _Offsets) -> [];
+with_ends([Offset | Rest], [Offset, End | Offsets]) -> [{Offset, End} | with_ends(Rest, [End | Offsets])];
+with_ends(Surplus, [_ | Offsets]) -> with_ends(Surplus, Offsets).
+
 segments(Dir) ->
     lists:sort([
         {Offset, filelib:file_size(filename:join(Dir, Name), prim_file) >= ?NON_EMPTY_INDEX_BYTES}
@@ -105,7 +114,7 @@ index_file(Name) ->
 delete(Dir, Offset) ->
     lists:foreach(
         fun(Extension) ->
-            Path = filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])),
+            Path = path(Dir, Offset, Extension),
             case prim_file:delete(Path) of
                 ok ->
                     ok;
@@ -119,6 +128,9 @@ delete(Dir, Offset) ->
         end,
         ["index", "segment"]
     ).
+
+path(Dir, Offset, Extension) ->
+    filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])).
 
 count(Deleted) ->
     case persistent_term:get(?COUNTERS, undefined) of

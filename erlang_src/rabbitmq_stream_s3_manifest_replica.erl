@@ -36,6 +36,7 @@ compares with the metadata store.
     pending/0,
     register_dir/2,
     dir/1,
+    stream_of/1,
     member_started/3,
     register_member/3,
     update_retention/3,
@@ -59,9 +60,13 @@ compares with the metadata store.
     info :: rabbitmq_stream_s3:member_info()
 }).
 -define(RESOLVER, rabbitmq_stream_s3_manifest_resolver).
+%% Who is kept waiting longer than that does without the answer.
+-define(CALL_MS, 5_000).
 
 -record(state, {
     members = #{} :: #{stream_id() => #member{}},
+    %% Whose monitor it is: a node may end with all of its members at once.
+    monitors = #{} :: #{reference() => stream_id()},
     %% Acceptors only; a writer's manifest is its reader's.
     resolver = ?RESOLVER:new() :: ?RESOLVER:t()
 }).
@@ -144,6 +149,11 @@ register_dir(Directory, StreamId) ->
 dir(Directory) ->
     lookup(?DIRS, rabbitmq_stream_s3:utf8(Directory)).
 
+-doc "The stream that osiris' counters know by this reference, if it has a member here.".
+-spec stream_of(term()) -> {ok, stream_id()} | none.
+stream_of(Reference) ->
+    lookup(?DIRS, {queue, Reference}).
+
 -doc """
 The calling process opens the log of a member. What was known of an acceptor's manifest is not
 believed any more: its log may begin above it by now.
@@ -171,15 +181,21 @@ update_retention(StreamId, Pid, Specs) ->
 -spec retention(stream_id(), pid()) -> {ok, [osiris:retention_spec()]} | none.
 retention(StreamId, Pid) ->
     try
-        gen_server:call(?MODULE, {retention, StreamId, Pid})
+        gen_server:call(?MODULE, {retention, StreamId, Pid}, ?CALL_MS)
     catch
         exit:_ -> none
     end.
 
+-doc "`unavailable`: this process is restarting, or has too much to do.".
 -spec members() ->
-    #{stream_id() => {rabbitmq_stream_s3:role(), pid(), rabbitmq_stream_s3:member_info()}}.
+    {ok, #{stream_id() => {rabbitmq_stream_s3:role(), pid(), rabbitmq_stream_s3:member_info()}}}
+    | {error, unavailable}.
 members() ->
-    gen_server:call(?MODULE, members).
+    try
+        {ok, gen_server:call(?MODULE, members, ?CALL_MS)}
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -doc """
 Tells other nodes what the writer here has persisted, and what leads to it from the one before. Waits
@@ -233,9 +249,14 @@ announcement(_StreamId, _NothingPersisted) ->
 What this pointer names has been published in the engine by another than the resolver, which finds
 it known. `taken_back`: its writer has said that it must not be, and it no longer is.
 """.
--spec published(stream_id(), rabbitmq_stream_s3:pointer()) -> ok | taken_back.
+-spec published(stream_id(), rabbitmq_stream_s3:pointer()) ->
+    ok | taken_back | {error, unavailable}.
 published(StreamId, Pointer) ->
-    gen_server:call(?MODULE, {published, StreamId, Pointer}).
+    try
+        gen_server:call(?MODULE, {published, StreamId, Pointer}, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -doc "A consumer waits for the manifest of this stream: it comes before those that nobody waits for.".
 -spec wanted(stream_id()) -> ok.
@@ -311,17 +332,15 @@ handle_cast(_Unknown, State) ->
     {noreply, State}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
-handle_info(Message, #state{resolver = Resolver, members = Members} = State) ->
-    case {?RESOLVER:handle_info(Message, Resolver), Message} of
-        {{ok, Changed}, _} ->
-            {noreply, State#state{resolver = Changed}};
-        {unknown, {'DOWN', Monitor, process, Pid, _Reason}} ->
-            case [Id || Id := #member{monitor = M} <- Members, M =:= Monitor] of
-                [StreamId] -> {noreply, drop_member(StreamId, Pid, State)};
-                [] -> {noreply, State}
-            end;
-        {unknown, _} ->
-            {noreply, State}
+handle_info({'DOWN', Monitor, process, Pid, _Reason}, #state{monitors = Monitors} = State) when
+    is_map_key(Monitor, Monitors)
+->
+    {StreamId, Rest} = maps:take(Monitor, Monitors),
+    {noreply, drop_member(StreamId, Pid, State#state{monitors = Rest})};
+handle_info(Message, #state{resolver = Resolver} = State) ->
+    case ?RESOLVER:handle_info(Message, Resolver) of
+        {ok, Changed} -> {noreply, State#state{resolver = Changed}};
+        unknown -> {noreply, State}
     end.
 
 resolver(Function, Arguments, #state{resolver = Resolver} = State) ->
@@ -335,15 +354,19 @@ add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members}
             resolver(update, [StreamId, Info], Updated);
         #{StreamId := #member{monitor = Old}} ->
             true = demonitor(Old, [flush]),
-            new_member(Role, Pid, Info, State);
+            Monitors = maps:remove(Old, State#state.monitors),
+            new_member(Role, Pid, Info, State#state{monitors = Monitors});
         _ ->
             new_member(Role, Pid, Info, State)
     end.
 
-new_member(Role, Pid, Info, #state{members = Members} = State) ->
+new_member(Role, Pid, Info, #state{members = Members, monitors = Monitors} = State) ->
     #{stream_id := StreamId, dir := Directory} = Info,
-    Member = #member{pid = Pid, monitor = monitor(process, Pid), role = Role, info = Info},
-    Added = State#state{members = Members#{StreamId => Member}},
+    Monitor = monitor(process, Pid),
+    Member = #member{pid = Pid, monitor = Monitor, role = Role, info = Info},
+    Added = State#state{
+        members = Members#{StreamId => Member}, monitors = Monitors#{Monitor => StreamId}
+    },
     %% Again: the end of the member before it may have taken them away.
     ok = register_dir(Directory, StreamId),
     ok = insert(?DIRS, {member, StreamId}, Pid),

@@ -44,12 +44,17 @@ start_link() ->
 trigger(Reason) ->
     gen_server:cast(?MODULE, {trigger, Reason}).
 
--doc "As trigger/1 for this server, and on all nodes that are connected now.".
+-doc """
+As trigger/1 for this server, and on all nodes that are connected now. Waits for no connection and no
+busy one: the caller is RabbitMQ's event manager. Who is not reached finds out in its next round.
+""".
 -spec trigger_everywhere(pid(), term()) -> ok.
 trigger_everywhere(Server, Reason) ->
     ok = gen_server:cast(Server, {trigger, Reason}),
-    abcast = gen_server:abcast(nodes(), ?MODULE, {trigger, Reason}),
-    ok.
+    Message = {'$gen_cast', {trigger, Reason}},
+    lists:foreach(
+        fun(Node) -> erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) end, nodes()
+    ).
 
 -spec init([]) -> {ok, #state{}} | ignore.
 init([]) ->

@@ -1,13 +1,15 @@
 -module(rabbitmq_stream_s3_prometheus_collector).
 -moduledoc """
-Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serves:
+Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serves, where it runs
+(rabbitmq_stream_s3_prometheus sees to that):
 
     /metrics             counters and gauges of the node, sums over its streams
     /metrics/per-object  the same, and every stream with labels vhost and queue
     /metrics/detailed    streams only, with ?family=stream_s3_metrics, honouring its filters
 
 Owns names and labels, no number. Node-wide counters are counted natively per node, so they stay
-monotonic when a stream goes. Nothing here asks a process, so a scrape cannot hang on one.
+monotonic when a stream goes; sums over streams are kept natively, so `/metrics` costs the same for any
+number of streams. Nothing here asks a process, so a scrape cannot hang on one.
 """.
 
 -behaviour(prometheus_collector).
@@ -21,19 +23,22 @@ monotonic when a stream goes. Nothing here asks a process, so a scrape cannot ha
 -define(REGISTRIES, [default, 'per-object', detailed]).
 -define(PREFIX, "rabbitmq_stream_s3_").
 
-%% {Key in stream_status, kind, is a sum over streams of use, help}
+%% {Key in stream_status, kind, key of its sum in the native statistics, help}
 -define(STREAM_METRICS, [
-    {log_next_offset, gauge, false, "Offset after the last committed record of the local log"},
-    {manifest_first_offset, gauge, false, "First offset in the remote tier"},
-    {manifest_next_offset, gauge, false, "Offset after the last uploaded record, persisted or not"},
-    {persisted_next_offset, gauge, false, "Offset below which the stream is durable remotely"},
-    {manifest_total_size, gauge, true, "Bytes in the remote tier"},
-    {manifest_fragments, gauge, true, "Fragments in the remote tier"},
-    {transfers_in_flight, gauge, true, "Fragments being uploaded"},
-    {transfers_waiting, gauge, true, "Fragments cut and waiting to be uploaded"},
-    {edits_since_persist, gauge, true, "Uploaded fragments that no persisted manifest names yet"},
-    {assembly_payload_bytes, gauge, true, "Bytes in the fragment that is being assembled"},
-    {stalled_offset, gauge, false, "Offset of the fragment whose upload keeps failing, 0 if none"}
+    {log_next_offset, gauge, none, "Offset after the last committed record of the local log"},
+    {manifest_first_offset, gauge, none, "First offset in the remote tier"},
+    {manifest_next_offset, gauge, none, "Offset after the last uploaded record, persisted or not"},
+    {persisted_next_offset, gauge, none, "Offset below which the stream is durable remotely"},
+    {manifest_total_size, gauge, streams_manifest_total_size, "Bytes in the remote tier"},
+    {manifest_fragments, gauge, streams_manifest_fragments, "Fragments in the remote tier"},
+    {transfers_in_flight, gauge, streams_transfers_in_flight, "Fragments being uploaded"},
+    {transfers_waiting, gauge, streams_transfers_waiting,
+        "Fragments cut and waiting to be uploaded"},
+    {edits_since_persist, gauge, streams_edits_since_persist,
+        "Uploaded fragments that no persisted manifest names yet"},
+    {assembly_payload_bytes, gauge, streams_assembly_payload_bytes,
+        "Bytes in the fragment that is being assembled"},
+    {stalled_offset, gauge, none, "Offset of the fragment whose upload keeps failing, 0 if none"}
 ]).
 
 -spec register() -> ok.
@@ -70,7 +75,7 @@ collect_mf(_Default, Callback) ->
     node_metrics(Callback),
     case application:get_env(rabbitmq_prometheus, return_per_object_metrics, false) of
         true -> each_stream(?PREFIX, streams(), Callback);
-        false -> all_streams(streams(), Callback)
+        false -> all_streams(Callback)
     end.
 
 node_metrics(Callback) ->
@@ -107,33 +112,50 @@ node_metrics(Callback) ->
     #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_local_retention:stats(),
     TrimHelp = "Local segments deleted because they are durable remotely",
     ok = emit(Callback, ?PREFIX, local_segments_deleted, counter, TrimHelp, [{[], Trimmed}]),
+    Lag = rabbitmq_stream_s3_replica_lag:overview(),
+    lists:foreach(
+        fun({Name, Help}) ->
+            emit(Callback, ?PREFIX, Name, gauge, Help, [{[], maps:get(Name, Lag)}])
+        end,
+        [
+            {replica_lag_streams, "Streams with local segments that stay for a replica that lags"},
+            {replica_lag_segments, "Local segments that stay for replicas that lag"},
+            {replica_lag_bytes, "Bytes of local segments that stay for replicas that lag"}
+        ]
+    ),
     maps:foreach(
         fun(Name, Value) ->
             emit(Callback, ?PREFIX, Name, kind(Name), help(Name), [{[], Value}])
         end,
-        rabbitmq_stream_s3_api_aws:stats()
+        maps:without(sums(), rabbitmq_stream_s3_api_aws:stats())
     ).
 
-all_streams(Streams, Callback) ->
+all_streams(Callback) ->
+    Stats = rabbitmq_stream_s3_api_aws:stats(),
     lists:foreach(
-        fun({Key, Kind, _Sum, Help}) ->
-            Sum = lists:sum([maps:get(Key, Status, 0) || {_Labels, Status} <- Streams]),
-            emit(Callback, ?PREFIX ++ "stream_", Key, Kind, Help, [{[], Sum}])
+        fun({Key, Kind, Sum, Help}) ->
+            Value = maps:get(Sum, Stats, 0),
+            emit(Callback, ?PREFIX ++ "stream_", Key, Kind, Help, [{[], Value}])
         end,
-        [Metric || {_, _, true, _} = Metric <- ?STREAM_METRICS]
+        [Metric || {_, _, Sum, _} = Metric <- ?STREAM_METRICS, Sum =/= none]
     ),
-    Stalled = length([stalled || {_, #{stalled_offset := Offset}} <- Streams, Offset > 0]),
     Help = "Streams whose oldest fragment keeps failing to upload",
+    Stalled = maps:get(streams_stalled, Stats, 0),
     emit(Callback, ?PREFIX, streams_stalled, gauge, Help, [{[], Stalled}]),
-    Unpersisted = lists:sum([unpersisted(Status) || {_, Status} <- Streams]),
+    Unpersisted = maps:get(streams_unpersisted_records, Stats, 0),
     Text = "Committed records that are not durable in the remote tier yet",
     emit(Callback, ?PREFIX, unpersisted_records, gauge, Text, [{[], Unpersisted}]).
+
+%% Of the native statistics, what is shown under the names of streams' metrics.
+sums() ->
+    [streams_stalled, streams_unpersisted_records] ++
+        [Sum || {_, _, Sum, _} <- ?STREAM_METRICS, Sum =/= none].
 
 each_stream(_Prefix, [], _Callback) ->
     ok;
 each_stream(Prefix, Streams, Callback) ->
     lists:foreach(
-        fun({Key, Kind, _Sum, Help}) ->
+        fun({Key, Kind, _SumKey, Help}) ->
             Values = [{Labels, maps:get(Key, Status, 0)} || {Labels, Status} <- Streams],
             emit(Callback, Prefix ++ "stream_", Key, Kind, Help, Values)
         end,
@@ -162,11 +184,6 @@ labels(_StreamId, #resource{virtual_host = VHost, name = Queue}) ->
 labels(StreamId, _NotOfRabbit) ->
     [{vhost, <<>>}, {queue, StreamId}].
 
-unpersisted(#{log_next_offset := Next, persisted_next_offset := Persisted}) ->
-    max(0, Next - Persisted);
-unpersisted(_NotYet) ->
-    0.
-
 %% The filters of rabbitmq_prometheus are in the dictionary of the process that serves the request.
 wants(undefined) -> false;
 wants(Families) -> lists:member(stream_s3_metrics, Families).
@@ -194,6 +211,14 @@ native_gauges() ->
         transfers_in_flight,
         transfers_pending,
         streams_open,
+        streams_manifest_total_size,
+        streams_manifest_fragments,
+        streams_transfers_in_flight,
+        streams_transfers_waiting,
+        streams_edits_since_persist,
+        streams_assembly_payload_bytes,
+        streams_stalled,
+        streams_unpersisted_records,
         remote_readers,
         read_cache_bytes,
         read_cache_disk_bytes,

@@ -23,6 +23,11 @@ round needs of the metadata store is read in its task.
 -export([start_link/0, reconcile/0]).
 -export([init/1, handle_continue/2, handle_call/3, handle_cast/2, handle_info/2]).
 
+-define(CHILDREN_MS, 5_000).
+%% Members of which something was not known yet, as their retention.
+-define(FIND_AGAIN_MIN_MS, 1_000).
+-define(FIND_AGAIN_MAX_MS, 60_000).
+
 -record(state, {
     %% Monitor of a reader that must end first => the writer that comes after it.
     waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}},
@@ -30,6 +35,9 @@ round needs of the metadata store is read in its task.
     task :: reference() | undefined,
     %% Reads the retention of members that no hook has told of.
     finding :: reference() | undefined,
+    %% When it looks for those again of which too little was known; doubles.
+    find_again :: reference() | undefined,
+    find_again_ms = ?FIND_AGAIN_MIN_MS :: pos_integer(),
     trigger = unknown :: unknown | ok | unsupported | {error, term()}
 }).
 
@@ -83,6 +91,8 @@ handle_cast(_Unknown, State) ->
 handle_info(tick, State) ->
     _ = schedule(),
     {noreply, look_for_deleted(look_at_all(State))};
+handle_info(find_again, State) ->
+    {noreply, look_at_all(State#state{find_again = undefined})};
 handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task, trigger = Before} = State) ->
     case Reason of
         {looked, Trigger, Streams} ->
@@ -91,21 +101,25 @@ handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task, trigger =
         _Crashed ->
             {noreply, State#state{task = undefined}}
     end;
-handle_info({'DOWN', Finding, process, _Pid, Reason}, #state{finding = Finding} = State) ->
-    Found =
+handle_info({'DOWN', Finding, process, _Pid, Reason}, #state{finding = Finding} = State0) ->
+    {Found, State} =
         case Reason of
-            {found, Infos} -> Infos;
-            _Crashed -> []
+            {found, Infos, NotNow} -> {Infos, find_again(NotNow, State0)};
+            _Crashed -> {[], State0}
         end,
-    %% Meanwhile a hook may have told.
-    Known = rabbitmq_stream_s3_manifest_replica:members(),
-    Members = [
-        {Role, Pid, told(Role, Pid, Info, Known)}
-     || {Role, Pid, Info} <- Found,
-        %% One that has ended meanwhile must not take the place of the next.
-        is_process_alive(Pid)
-    ],
-    {noreply, attach_all(Members, State#state{finding = undefined})};
+    %% Meanwhile a hook may have told. If that is not known now, the next round finds them again.
+    case rabbitmq_stream_s3_manifest_replica:members() of
+        {ok, Known} ->
+            Members = [
+                {Role, Pid, told(Role, Pid, Info, Known)}
+             || {Role, Pid, Info} <- Found,
+                %% One that has ended meanwhile must not take the place of the next.
+                is_process_alive(Pid)
+            ],
+            {noreply, attach_all(Members, State#state{finding = undefined})};
+        {error, unavailable} ->
+            {noreply, State#state{finding = undefined}}
+    end;
 handle_info({'DOWN', Monitor, process, _Reader, _Reason}, #state{waiting = Waiting} = State) ->
     case maps:take(Monitor, Waiting) of
         {{Writer, Info}, Rest} ->
@@ -124,15 +138,21 @@ look_at_all(State) ->
     case rabbitmq_stream_s3:mode() of
         active ->
             ok = rabbitmq_stream_s3_manifest_replica:look(),
-            Known = rabbitmq_stream_s3_manifest_replica:members(),
-            {Told, New} = lists:partition(fun({_, _, Info}) -> is_map(Info) end, [
-                {Role, Pid, told(Role, Pid, Row, Known)}
-             || {Role, Pid, Row} <- local_members()
-            ]),
-            find(New, attach_all(Told, State));
+            case rabbitmq_stream_s3_manifest_replica:members() of
+                {ok, Known} -> look_at_members(Known, State);
+                %% It starts anew and asks for a round itself, or has its hands full.
+                {error, unavailable} -> State
+            end;
         _NotYet ->
             State
     end.
+
+look_at_members(Known, State) ->
+    {Told, New} = lists:partition(fun({_, _, Info}) -> is_map(Info) end, [
+        {Role, Pid, told(Role, Pid, Row, Known)}
+     || {Role, Pid, Row} <- local_members()
+    ]),
+    find(New, attach_all(Told, State)).
 
 -dialyzer({nowarn_function, look_for_deleted/1}).
 look_for_deleted(#state{task = undefined, known = Known, trigger = Trigger0} = State) ->
@@ -193,13 +213,17 @@ local_members() ->
     try
         [
             {role(Module), Pid, Row}
-         || {_Id, Pid, _Type, [Module]} <- supervisor:which_children(osiris_server_sup),
+         || {_Id, Pid, _Type, [Module]} <- children(),
             Module =:= osiris_writer orelse Module =:= osiris_replica,
             #{Pid := Row} <- [Rows]
         ]
     catch
         exit:_ -> []
     end.
+
+%% As supervisor:which_children/1, which waits for ever: a member that opens a long log holds it up.
+children() ->
+    gen_server:call(osiris_server_sup, which_children, ?CHILDREN_MS).
 
 role(osiris_writer) -> writer;
 role(osiris_replica) -> acceptor.
@@ -226,10 +250,20 @@ find([_ | _] = New, #state{finding = undefined} = State) ->
             {Role, Pid, Info}
          || {Role, Pid, Row} <- New, {ok, Info} <- [found(Role, Row)]
         ],
-        exit({found, Infos})
+        exit({found, Infos, length(New) - length(Infos)})
     end),
     State#state{finding = Finding};
 find(_NoneOrStillFinding, State) ->
+    State.
+
+find_again(0, State) ->
+    State#state{find_again_ms = ?FIND_AGAIN_MIN_MS};
+find_again(_NotNow, #state{find_again = undefined, find_again_ms = Ms} = State) ->
+    State#state{
+        find_again = erlang:send_after(Ms, self(), find_again),
+        find_again_ms = min(?FIND_AGAIN_MAX_MS, 2 * Ms)
+    };
+find_again(_NotNow, State) ->
     State.
 
 found(Role, {Pid, Dir, Name, Shared, Reference}) ->
@@ -238,8 +272,8 @@ found(Role, {Pid, Dir, Name, Shared, Reference}) ->
             writer -> osiris_writer;
             acceptor -> osiris_replica
         end,
-    try osiris_counters:fetch({Module, Reference}) of
-        Counter when Counter =/= undefined ->
+    try {osiris_counters:fetch({Module, Reference}), user_retention(Reference)} of
+        {Counter, {ok, Retention}} when Counter =/= undefined ->
             {ok, #{
                 stream_id => rabbitmq_stream_s3_hooks:stream_id(Name),
                 name => Name,
@@ -248,9 +282,9 @@ found(Role, {Pid, Dir, Name, Shared, Reference}) ->
                 counter => Counter,
                 reference => Reference,
                 epoch => epoch(Role, {Module, Reference}),
-                retention => user_retention(Reference)
+                retention => Retention
             }};
-        undefined ->
+        _NotKnownNow ->
             not_now
     catch
         Class:Reason ->
@@ -270,22 +304,23 @@ epoch(writer, Id) ->
 epoch(acceptor, _Id) ->
     0.
 
+%% A queue that is not found has a member all the same: this node's records of queues are still being
+%% read. Its retention is unknown, which is not none, and the member is found again later.
 user_retention(#resource{kind = queue} = QName) ->
     case rabbit_amqqueue:lookup(QName) of
         {ok, Queue} ->
             #{retention := Retention} = rabbit_stream_queue:update_stream_conf(Queue, #{}),
-            Retention;
+            {ok, Retention};
         {error, not_found} ->
-            []
+            unknown
     end;
 user_retention(_NotOfRabbit) ->
-    [].
+    {ok, []}.
 
 attach(writer, Writer, #{stream_id := StreamId, dir := Dir} = Info, State) ->
     ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:register_member(writer, Writer, Info),
-    ok = rabbitmq_stream_s3_membership_reconciliation:trigger({writer, StreamId}),
     case is_process_alive(Writer) of
         true -> start_reader(Writer, Info, State);
         false -> State
@@ -301,6 +336,8 @@ start_reader(Writer, #{stream_id := StreamId} = Info, State) ->
         undefined ->
             case rabbitmq_stream_s3_replica_reader_sup:start_reader(Writer, Info) of
                 ok ->
+                    %% Only now: the writer of every round would be no news.
+                    ok = rabbitmq_stream_s3_membership_reconciliation:trigger({writer, StreamId}),
                     State;
                 {error, Reason} ->
                     ?LOG_WARNING(

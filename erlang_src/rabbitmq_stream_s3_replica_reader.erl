@@ -23,7 +23,7 @@ starts anew.
 -include_lib("rabbit_common/include/rabbit.hrl").
 
 -export([start_link/2, serves/1, republish/1, announce_to/2]).
--export([update_retention/2, cut/1, status/1, statuses/0, recovery_text/3]).
+-export([update_retention/2, evaluate_retention/1, cut/1, status/1, statuses/0, recovery_text/3]).
 -export([
     init/1,
     handle_continue/2,
@@ -65,6 +65,7 @@ starts anew.
 -define(LISTEN_PAUSE_MS, 20).
 -define(OPEN_RETRY_MS, 1_000).
 -define(BUSY_RETRY_MS, 50).
+-define(CALL_MS, 5_000).
 %% Whatever holds one announcement up: those behind it do not pile up.
 -define(ANNOUNCER_WAIT_MS, 5_000).
 
@@ -95,14 +96,27 @@ announce_to(Reader, Node) ->
 update_retention(Reader, Specs) ->
     gen_server:cast(Reader, {update_retention, Specs}).
 
--doc "Cuts what is being assembled now, for operators and tests.".
--spec cut(pid()) -> ok | {error, busy | closed}.
-cut(Reader) ->
-    gen_server:call(Reader, cut).
+-doc "What held local segments back may be over: has local retention evaluated.".
+-spec evaluate_retention(pid()) -> ok.
+evaluate_retention(Reader) ->
+    gen_server:cast(Reader, evaluate_retention).
 
--spec status(pid()) -> map().
+-doc "Cuts what is being assembled now, for operators and tests.".
+-spec cut(pid()) -> ok | {error, busy | closed | unavailable}.
+cut(Reader) ->
+    call(Reader, cut).
+
+-spec status(pid()) -> map() | {error, unavailable}.
 status(Reader) ->
-    gen_server:call(Reader, status).
+    call(Reader, status).
+
+%% Ends at any moment, with its writer.
+call(Reader, Request) ->
+    try
+        gen_server:call(Reader, Request, ?CALL_MS)
+    catch
+        exit:_ -> {error, unavailable}
+    end.
 
 -doc "Native status of every stream of this node, without asking their processes.".
 -spec statuses() -> [{stream_id(), Queue :: term(), map()}].
@@ -144,6 +158,9 @@ handle_call(_Unknown, _From, State) ->
 handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
     State = State0#state{info = Info#{retention := Specs}},
     {noreply, send({retention, bounds(Specs)}, State)};
+handle_cast(evaluate_retention, #state{info = Info} = State) ->
+    ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+    {noreply, State};
 handle_cast({announce_to, _Node}, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast({announce_to, Node}, #state{range = Range, stream_id = StreamId} = State) ->
@@ -412,7 +429,8 @@ describe(#state{stream = Stream, info = Info, writer = Writer} = State) ->
             undefined -> #{};
             _ -> native_status(rabbitmq_stream_s3_nif:stream_status(Stream))
         end,
-    #{
+    Lag = rabbitmq_stream_s3_replica_lag:of_stream(State#state.stream_id),
+    Lag#{
         stream_id => State#state.stream_id,
         node => node(),
         writer => Writer,

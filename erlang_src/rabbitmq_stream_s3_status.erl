@@ -38,16 +38,18 @@ node_status() ->
         bucket_text => access_text(Access),
         read_alarm => read_alarm(),
         streams => length(rabbitmq_stream_s3_registry:values()),
+        replica_lag => rabbitmq_stream_s3_replica_lag:overview(),
         native => rabbitmq_stream_s3_api_aws:stats(),
         shell => rabbitmq_stream_s3_counters:overview()
     }.
 
 -spec stream_status(rabbit_types:vhost(), binary()) ->
-    {ok, #{atom() => term()}} | {error, not_found | not_a_stream | no_reader | {inert, binary()}}.
+    {ok, #{atom() => term()}}
+    | {error, not_found | not_a_stream | no_reader | unavailable | {inert, binary()}}.
 stream_status(VHost, Name) ->
     maybe
         {ok, Reader} ?= reader(VHost, Name),
-        Status0 = rabbitmq_stream_s3_replica_reader:status(Reader),
+        #{} = Status0 ?= rabbitmq_stream_s3_replica_reader:status(Reader),
         Access = rpc(node(Reader), rabbitmq_stream_s3_api_aws, bucket_status, []),
         {Native, Status} = maps:take(native, maps:without([writer, range], Status0)),
         {ok,

@@ -1,6 +1,7 @@
 -module(rabbitmq_stream_s3_sup).
 -moduledoc """
-The plugin's processes, in the order in which they need each other. Started inert, it has none.
+The plugin's processes, in the order in which they need each other. Started inert, it has none but
+rabbitmq_stream_s3_prometheus, which is started aside in both cases.
 
 Owns the registry's table, which must outlive every reader.
 """.
@@ -17,11 +18,16 @@ start_link(Mode) ->
 -spec stop_children() -> ok.
 stop_children() ->
     lists:foreach(
-        fun({Id, _Pid, _Type, _Modules}) ->
+        fun(Id) ->
             _ = supervisor:terminate_child(?MODULE, Id),
             _ = supervisor:delete_child(?MODULE, Id)
         end,
-        supervisor:which_children(?MODULE)
+        [
+            Id
+         || {Id, _Pid, _Type, _Modules} <- supervisor:which_children(?MODULE),
+            %% Shows that the plugin is inert.
+            Id =/= rabbitmq_stream_s3_prometheus
+        ]
     ).
 
 -spec init(active | inert) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
@@ -36,7 +42,9 @@ children(active) ->
     [
         %% The cache comes before the engine: an engine that is opened again marks what the cache
         %% knows.
+        worker(rabbitmq_stream_s3_quorum),
         worker(rabbitmq_stream_s3_manifest_replica),
+        worker(rabbitmq_stream_s3_replica_lag),
         worker(rabbitmq_stream_s3_api_aws),
         worker(rabbitmq_stream_s3_gap),
         worker(rabbitmq_stream_s3_reader_lookup),

@@ -22,7 +22,10 @@ db_test_() ->
             {"the anchor says that there may be objects", fun anchor/0},
             {"all pointers are listed", fun listed/0},
             {"with the queue everything goes, and the lister is told", fun deleted/0},
-            {"a deleted stream is not resurrected", fun not_resurrected/0}
+            {"a deleted stream is not resurrected", fun not_resurrected/0},
+            {"another incarnation of the name does not take what is of the one before",
+                fun another_incarnation/0},
+            {"gone is what has neither container nor queue", fun gone/0}
         ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -62,8 +65,16 @@ stop(Dir) ->
     ok = file:del_dir_r(Dir).
 
 queue(Name) ->
+    queue(Name, binary_to_list(Name)).
+
+%% The queue's record as RabbitMQ has it, of the incarnation with this stream id.
+queue(Name, StreamId) ->
     QName = #resource{virtual_host = <<"/">>, kind = queue, name = Name},
-    ok = khepri:put(?STORE, rabbit_db_queue:khepri_queue_path(<<"/">>, Name), a_queue),
+    Record = amqqueue:set_type_state(
+        amqqueue:new(QName, none, true, false, none, [], <<"/">>, #{}, rabbit_stream_queue),
+        #{name => StreamId, nodes => [node()], epoch => 1}
+    ),
+    ok = khepri:put(?STORE, rabbit_db_queue:khepri_queue_path(<<"/">>, Name), Record),
     QName.
 
 delete_queue(#resource{virtual_host = VHost, name = Name}) ->
@@ -173,3 +184,27 @@ not_resurrected() ->
     ?assertEqual(not_found, ?DB:commit_pointer(<<"gone">>, QName, 1, 8, 40, 0)),
     ?assertEqual({error, not_found}, ?DB:put_anchor(<<"gone">>, QName)),
     ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"gone">>])).
+
+%% Deleted and declared again under the same name, while the old writer's calls are on their way.
+another_incarnation() ->
+    QName = queue(<<"again">>, "again_1"),
+    ok = delete_queue(QName),
+    QName = queue(<<"again">>, "again_2"),
+    ?assertEqual({error, not_found}, ?DB:put_anchor(<<"again_1">>, QName)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 0)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 3)),
+    ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"again_1">>])),
+    %% The new one is served beside it.
+    ?assertEqual(ok, ?DB:put_anchor(<<"again_2">>, QName)),
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"again_2">>, QName, 1, 7, 0)).
+
+gone() ->
+    Here = queue(<<"here">>),
+    ok = ?DB:put_anchor(<<"here">>, Here),
+    %% Its container has gone, as after a record was deleted and written again.
+    _ = queue(<<"only a queue">>, "only_a_queue"),
+    _ = queue(<<"binary">>, <<"binary_1">>),
+    Ids = [<<"here">>, <<"only_a_queue">>, <<"binary_1">>, <<"nowhere">>],
+    ?assertEqual({ok, [<<"nowhere">>]}, ?DB:gone(Ids)),
+    ?assertEqual({ok, []}, ?DB:gone([<<"here">>])),
+    ?assertEqual({ok, [<<"nowhere">>]}, ?DB:gone([<<"nowhere">>])).

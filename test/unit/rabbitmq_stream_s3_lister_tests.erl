@@ -5,6 +5,8 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -export([list_objects/5, delete_objects/4]).
+%% The metadata store: what `kept` rows name is not gone, and a row `silent` answers nothing, once.
+-export([gone/1]).
 
 -define(LISTER, rabbitmq_stream_s3_lister).
 -define(REAPER, rabbitmq_stream_s3_reaper).
@@ -15,7 +17,10 @@ lister_test_() ->
         {"the next page is asked for when the last has been deleted", fun paced/0},
         {"a stream that is told twice is swept once", fun once/0},
         {"a failed deletion is reported and tried again", fun failing/0},
-        {"bug 25: what lands after the sweep goes with the second one", fun late_object/0}
+        {"bug 25: what lands after the sweep goes with the second one", fun late_object/0},
+        {"what a quorum still has is not deleted, and what is gone beside it is", fun kept/0},
+        {"without an answer nothing is deleted until there is one", fun silent/0},
+        {"what is back before the second sweep is left alone", fun back/0}
     ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -34,21 +39,29 @@ start() ->
 stop(Pids) ->
     [ok = gen_server:stop(Pid) || Pid <- Pids],
     ok = rabbitmq_stream_s3:erase_engine(),
-    true = code:delete(rabbitmq_stream_s3_nif),
-    _ = code:purge(rabbitmq_stream_s3_nif),
+    lists:foreach(
+        fun(Module) ->
+            true = code:delete(Module),
+            _ = code:purge(Module)
+        end,
+        [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]
+    ),
     true = ets:delete(?MODULE).
 
-%% The NIF module's two functions, delegated to here: {object, Key} rows, pages of two.
+%% Functions of other modules, delegated to here: {object, Key} rows, pages of two.
 load_double() ->
-    Delegate = fun(Name, Arity) ->
+    ok = load_double(rabbitmq_stream_s3_nif, [{list_objects, 5}, {delete_objects, 4}]),
+    ok = load_double(rabbitmq_stream_s3_db, [{gone, 1}]).
+
+load_double(Name, Functions) ->
+    Delegate = fun({Function, Arity}) ->
         Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, Arity)]),
-        io_lib:format("~s(~s) -> ~s:~s(~s).", [Name, Args, ?MODULE, Name, Args])
+        io_lib:format("~s(~s) -> ~s:~s(~s).", [Function, Args, ?MODULE, Function, Args])
     end,
+    Exports = [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions],
     Lines = [
-        "-module(rabbitmq_stream_s3_nif).",
-        "-export([list_objects/5, delete_objects/4]).",
-        Delegate(list_objects, 5),
-        Delegate(delete_objects, 4)
+        io_lib:format("-module(~s).", [Name])
+        | Exports ++ [Delegate(Function) || Function <- Functions]
     ],
     Forms = [
         begin
@@ -60,7 +73,20 @@ load_double() ->
     ],
     {ok, Module, Binary} = compile:forms(Forms),
     _ = code:purge(Module),
-    {module, Module} = code:load_binary(Module, "double", Binary).
+    {module, Module} = code:load_binary(Module, "double", Binary),
+    ok.
+
+gone(StreamIds) ->
+    case ets:take(?MODULE, silent) of
+        [_] -> {error, timeout};
+        [] -> {ok, [Id || Id <- StreamIds, not ets:member(?MODULE, {kept, Id})]}
+    end.
+
+%% The pause before the store is asked is not waited for.
+delete_stream(StreamId) ->
+    ok = ?LISTER:delete_stream(StreamId),
+    ?LISTER ! ask,
+    ok.
 
 list_objects(double, Pid, Ref, StreamId, Token) ->
     tell({list, StreamId, Token}),
@@ -109,7 +135,7 @@ objects(StreamId) ->
 all_pages() ->
     _ = put_objects(<<"s1">>, 5),
     _ = put_objects(<<"s2">>, 3),
-    ok = ?LISTER:delete_stream(<<"s1">>),
+    ok = delete_stream(<<"s1">>),
     [_ = next() || _ <- lists:seq(1, 6)],
     ?assertEqual([<<"s1">>], ?LISTER:pending()),
     ?assertEqual(0, objects(<<"s1">>)),
@@ -117,7 +143,7 @@ all_pages() ->
 
 paced() ->
     [A, B, C] = put_objects(<<"s">>, 3),
-    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = delete_stream(<<"s">>),
     ?assertEqual({list, <<"s">>, start}, next()),
     ?assertEqual({delete, [A, B]}, next()),
     ?assertEqual({list, <<"s">>, B}, next()),
@@ -125,8 +151,8 @@ paced() ->
 
 once() ->
     _ = put_objects(<<"s">>, 1),
-    ok = ?LISTER:delete_stream(<<"s">>),
-    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = delete_stream(<<"s">>),
+    ok = delete_stream(<<"s">>),
     ?assertMatch({list, _, _}, next()),
     ?assertMatch({delete, _}, next()),
     ?assertEqual([<<"s">>], ?LISTER:pending()),
@@ -138,7 +164,7 @@ once() ->
 failing() ->
     [A] = put_objects(<<"s">>, 1),
     true = ets:insert(?MODULE, {failing, once}),
-    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = delete_stream(<<"s">>),
     ?assertMatch({list, _, start}, next()),
     ?assertEqual({delete, [A]}, next()),
     %% After the pause:
@@ -153,13 +179,14 @@ late_object() ->
     Lister = whereis(?LISTER),
     1 = erlang:trace(Lister, true, [call]),
     _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
-    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = delete_stream(<<"s">>),
     Again = second_sweep(Lister),
     ?assertEqual(0, objects(<<"s">>)),
     %% An upload that was under way when the queue was deleted.
     [A] = put_objects(<<"s">>, 1),
     Lister ! Again,
-    ok = gone(<<"s">>, 500),
+    Lister ! ask,
+    ok = is_gone(<<"s">>, 5_000),
     _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
     ok.
 
@@ -170,13 +197,73 @@ second_sweep(Lister) ->
     end.
 
 %% Each call makes the lister take one more message.
-gone(_StreamId, 0) ->
+is_gone(_StreamId, 0) ->
     error(left_behind);
-gone(StreamId, Left) ->
+is_gone(StreamId, Left) ->
     case {objects(StreamId), ?LISTER:pending()} of
         {0, []} ->
             ok;
         _ ->
             _ = sys:get_state(?REAPER),
-            gone(StreamId, Left - 1)
+            is_gone(StreamId, Left - 1)
+    end.
+
+kept() ->
+    [_] = put_objects(<<"kept">>, 1),
+    [A] = put_objects(<<"gone">>, 1),
+    true = ets:insert(?MODULE, {{kept, <<"kept">>}, x}),
+    ok = ?LISTER:delete_stream(<<"kept">>),
+    ok = delete_stream(<<"gone">>),
+    ?assertEqual({list, <<"gone">>, start}, next()),
+    ?assertEqual({delete, [A]}, next()),
+    ?assertEqual([<<"gone">>], ?LISTER:pending()),
+    ?assertEqual(1, objects(<<"kept">>)),
+    %% It may be deleted for good later.
+    true = ets:delete(?MODULE, {kept, <<"kept">>}),
+    ok = delete_stream(<<"kept">>),
+    ?assertEqual({list, <<"kept">>, start}, next()).
+
+silent() ->
+    [A] = put_objects(<<"s">>, 1),
+    true = ets:insert(?MODULE, {silent, once}),
+    Lister = whereis(?LISTER),
+    1 = erlang:trace(Lister, true, [call]),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
+    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = asks_again(Lister, 1_000),
+    Lister ! ask,
+    ok = asks_again(Lister, 10_000),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
+    ?assertEqual(1, objects(<<"s">>)),
+    Lister ! ask,
+    ?assertEqual({list, <<"s">>, start}, next()),
+    ?assertEqual({delete, [A]}, next()).
+
+asks_again(Lister, Ms) ->
+    receive
+        {trace, Lister, call, {erlang, send_after, [Ms, Lister, ask]}} -> ok
+    after 5_000 -> error(does_not_ask_again)
+    end.
+
+back() ->
+    [A] = put_objects(<<"s">>, 1),
+    Lister = whereis(?LISTER),
+    1 = erlang:trace(Lister, true, [call]),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
+    ok = delete_stream(<<"s">>),
+    Again = second_sweep(Lister),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
+    [A] = put_objects(<<"s">>, 1),
+    true = ets:insert(?MODULE, {{kept, <<"s">>}, x}),
+    Lister ! Again,
+    Lister ! ask,
+    ok = called_off(5_000),
+    ?assertEqual(1, objects(<<"s">>)).
+
+called_off(0) ->
+    error(not_called_off);
+called_off(Left) ->
+    case ?LISTER:pending() of
+        [] -> ok;
+        _ -> called_off(Left - 1)
     end.

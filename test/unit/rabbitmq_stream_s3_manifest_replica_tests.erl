@@ -53,7 +53,8 @@ replica_test_() ->
             {"a new engine has it resolved again, the row stays", fun engine_opened/0},
             {"only so many at a time", fun bounded/0},
             {"a changed retention counts in the next evaluation", fun retention/0},
-            {"announcing needs nobody to listen", fun announces/0}
+            {"announcing needs nobody to listen", fun announces/0},
+            {"the end of many members costs each as much as the end of one", fun many_end/0}
         ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -646,7 +647,7 @@ down() ->
     settle(),
     ?assertEqual(none, ?REPLICA:range(?ID)),
     ?assertEqual(none, ?REPLICA:dir(<<"/nowhere/stream">>)),
-    ?assertEqual(#{}, ?REPLICA:members()),
+    ?assertEqual({ok, #{}}, ?REPLICA:members()),
     answer(From, {resolved, range({1, 8, 6})}),
     moved({1, 9, 7}),
     nothing_asked(),
@@ -661,7 +662,7 @@ down_late() ->
     Pid ! stop,
     wait_down(Monitor),
     settle(),
-    ?assertEqual(#{}, ?REPLICA:members()),
+    ?assertEqual({ok, #{}}, ?REPLICA:members()),
     ?assertEqual(pending, ?REPLICA:range(?ID)),
     ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)).
 
@@ -768,3 +769,24 @@ announces() ->
     ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5}), From),
     ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}, none),
     ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}, none).
+
+many_end() ->
+    true = ets:insert(?MODULE, {test, self()}),
+    Alone = cost_of_end(10),
+    Many = cost_of_end(4_000),
+    ?assert(Many < 4 * Alone).
+
+%% Reductions for each member that ends.
+cost_of_end(Count) ->
+    Pids = [member(writer, integer_to_binary(N)) || N <- lists:seq(1, Count)],
+    settle(),
+    Before = reductions(),
+    Monitors = [monitor(process, Pid) || Pid <- Pids],
+    [Pid ! stop || Pid <- Pids],
+    [wait_down(Monitor) || Monitor <- Monitors],
+    ?assertEqual({ok, #{}}, ?REPLICA:members()),
+    (reductions() - Before) / Count.
+
+reductions() ->
+    {reductions, Reductions} = process_info(whereis(?REPLICA), reductions),
+    Reductions.

@@ -180,6 +180,22 @@ stats! {
 
     /// Streams that are being tiered (gauge).
     streams_open,
+    /// Bytes in the remote tier, of all of these streams together, as all that follow (gauge).
+    streams_manifest_total_size,
+    /// Entries of their manifests (gauge).
+    streams_manifest_fragments,
+    /// Transfers that were sent out and not answered yet (gauge).
+    streams_transfers_in_flight,
+    /// Transfers that wait for whatever it is (gauge).
+    streams_transfers_waiting,
+    /// Edits that no persist has started on (gauge).
+    streams_edits_since_persist,
+    /// Bytes of fragments in the making (gauge).
+    streams_assembly_payload_bytes,
+    /// Streams whose oldest fragment does not get through (gauge).
+    streams_stalled,
+    /// Committed records that are not durable yet (gauge).
+    streams_unpersisted_records,
 
     /// Readers of the remote tier that are at work (gauge).
     remote_readers,

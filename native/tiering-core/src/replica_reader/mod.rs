@@ -24,6 +24,7 @@ use log_format::manifest::{Entry, Kind, Root};
 
 use crate::trusted_time::Doubt;
 
+mod deletion;
 mod drain;
 mod effect;
 mod event;

@@ -77,6 +77,12 @@ impl Persist {
     pub(super) fn is_idle(&self) -> bool {
         self.under_way.is_none()
     }
+
+    /// What is being persisted, and the random part of its key once it has one.
+    pub(super) fn pending(&self) -> Option<(&Root, Option<u32>)> {
+        let work = &self.under_way.as_ref()?.work;
+        Some((&work.root, work.uid))
+    }
 }
 
 impl ReplicaReader {
@@ -399,8 +405,9 @@ impl ReplicaReader {
             confirmed: !self.unconfirmed,
             pointer: self.pointer,
         });
-        self.tree_persisted();
+        // Before the groups of this persist are no longer known as new, and what they hold with them.
         self.delete(garbage.into_keys().collect());
+        self.tree_persisted();
     }
 
     /// Answers that did not come, and waits that are over.

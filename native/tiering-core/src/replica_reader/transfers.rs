@@ -127,7 +127,7 @@ impl Transfers {
     }
 
     /// Objects that are in the bucket without being in any manifest.
-    fn done_objects(&self) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
+    pub(super) fn done_objects(&self) -> impl Iterator<Item = (StoredObject, u64)> + '_ {
         self.queue
             .iter()
             .filter_map(|transfer| match transfer.state {

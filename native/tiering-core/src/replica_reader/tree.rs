@@ -259,7 +259,8 @@ impl ReplicaReader {
                 for (entry, end_offset) in gone {
                     self.tree.leading.remove(&entry);
                     if mutant!(DeleteGroupBeforePersist) {
-                        self.delete(vec![StoredObject::of(&entry)]);
+                        let objects = vec![StoredObject::of(&entry)];
+                        self.effects.push_back(Effect::Delete { objects });
                     }
                     self.garbage.insert(StoredObject::of(&entry), end_offset);
                 }
@@ -452,20 +453,6 @@ impl ReplicaReader {
         {
             self.problems.clear(ProblemKind::Group);
         }
-    }
-
-    pub(super) fn delete(&mut self, objects: Vec<StoredObject>) {
-        if objects.is_empty() {
-            return;
-        }
-        for object in &objects {
-            match object {
-                StoredObject::Fragment { .. } => self.counters.fragments_deleted += 1,
-                StoredObject::Group { .. } => self.counters.groups_deleted += 1,
-                StoredObject::Root { .. } => {}
-            }
-        }
-        self.effects.push_back(Effect::Delete { objects });
     }
 
     // From outside.

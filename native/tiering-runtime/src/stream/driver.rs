@@ -15,6 +15,7 @@ use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::handle::{Committed, SharedStatus};
 use super::questions::Question;
+use super::sums::Share;
 use super::work::Workshop;
 use super::{
     EditFrom, Range, Stopped, StreamConfig, StreamEvent, StreamPush, StreamSink, StreamStatus,
@@ -120,6 +121,7 @@ pub(super) struct Driver {
     workshop: Workshop,
     sink: Arc<dyn StreamSink>,
     status: SharedStatus,
+    share: Share,
     /// Away while a scan runs.
     scanner: Option<Scanner>,
     tasks: JoinSet<Done>,
@@ -156,6 +158,7 @@ impl Driver {
             },
             sink,
             status: Arc::clone(&status),
+            share: Share::default(),
             scanner: None,
             tasks: JoinSet::new(),
             running: HashMap::new(),
@@ -291,6 +294,8 @@ impl Driver {
             machine: self.machine.status(),
             counters: self.machine.counters(),
         };
+        self.share
+            .update(&self.workshop.shared.stats, &status.machine);
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
         while let Some(effect) = self.machine.poll_effect() {
             self.run_effect(effect);
@@ -539,6 +544,7 @@ impl Drop for Driver {
             stats, manifests, ..
         } = &*self.workshop.shared;
         stats.streams_open.subtract(1);
+        self.share.withdraw(stats);
         manifests.give_back(&self.workshop.stream.stream_id);
         if std::thread::panicking() {
             self.sink.push(StreamPush::Stopped(Stopped::Bug));

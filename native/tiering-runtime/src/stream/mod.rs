@@ -7,6 +7,7 @@ mod driver;
 mod handle;
 mod metadata;
 mod questions;
+mod sums;
 mod work;
 
 use std::path::PathBuf;

@@ -447,3 +447,53 @@ fn a_failed_persist_that_clears_its_flag_re_arms_an_idle_stream() {
     rig.wait_until_due();
     rig.put_root(Ok(100));
 }
+
+/// A race is lost, and what is uploaded afterwards gets by chance the keys of what was uploaded before: 32 random bits collide.
+#[test]
+fn what_a_lost_race_left_is_not_deleted_if_the_manifest_names_the_same_key_by_now() {
+    let mut rig = Rig::with_two_fragments();
+    rig.put_root(Ok(100));
+    rig.commit((100, 0), CommitOutcome::Conflict);
+    rig.cancelled();
+    // Another writer of this epoch has persisted nothing but its existence.
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 70, 1)));
+    rig.answer_root(Ok(Root::empty_at(0)));
+    assert_eq!(rig.published().1, 1);
+    rig.drain(30, 0);
+    // The first has the key of its predecessor, the second has not.
+    rig.upload(1);
+    rig.upload(9);
+    let root = rig.put_root(Ok(101));
+    assert_eq!(
+        root.entries
+            .iter()
+            .map(|entry| entry.uid)
+            .collect::<Vec<_>>(),
+        [1, 9]
+    );
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    assert_eq!(rig.published().1, 2);
+    assert_eq!(rig.deleted(), [fragment(20, 2), root_object(100)]);
+    rig.quiet();
+}
+
+/// The same of roots: the one that the lost race left has the key of the one that is live by now.
+#[test]
+fn a_root_of_a_lost_race_is_not_deleted_if_the_pointer_names_the_same_key_by_now() {
+    let mut rig = Rig::with_two_fragments();
+    rig.put_root(Ok(100));
+    rig.commit((100, 0), CommitOutcome::Conflict);
+    rig.cancelled();
+    rig.answer_pointer(PointerRead::Found(pointer(EPOCH, 100, 1)));
+    rig.answer_root(Ok(Root::empty_at(0)));
+    assert_eq!(rig.published().1, 1);
+    rig.drain(30, 0);
+    rig.upload(3);
+    rig.upload(4);
+    rig.put_root(Ok(101));
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    assert_eq!(rig.published().1, 2);
+    // Kept for one more persist, as every root that was replaced.
+    assert_eq!(rig.deleted(), [fragment(0, 1), fragment(20, 2)]);
+    rig.quiet();
+}
