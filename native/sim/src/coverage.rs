@@ -136,6 +136,8 @@ pub const EXPECTED: &[&str] = &[
     "edit refused",
     "outage store",
     "outage denied",
+    "outage impostor",
+    "fault impostor",
     "outage metadata",
     "attach first",
     "attach last",

@@ -157,6 +157,8 @@ pub struct World {
     pub store_down_until_ms: u64,
     /// Until when the store refuses.
     pub store_denies_until_ms: u64,
+    /// Until when somebody else answers in the store's place.
+    pub impostor_until_ms: u64,
     /// Until when the metadata store is not there.
     pub metadata_down_until_ms: u64,
     /// What happened how often.
@@ -201,6 +203,7 @@ impl World {
             bucket: Bucket::default(),
             store_down_until_ms: 0,
             store_denies_until_ms: 0,
+            impostor_until_ms: 0,
             metadata_down_until_ms: 0,
             coverage: Coverage::default(),
             violation: None,
@@ -329,6 +332,7 @@ impl World {
         self.note(|| "--- quiet: no faults, nothing new".to_owned());
         self.store_down_until_ms = 0;
         self.store_denies_until_ms = 0;
+        self.impostor_until_ms = 0;
         self.metadata_down_until_ms = 0;
         for uploader in 0..self.uploaders.len() {
             let current = self.uploaders.get(uploader).is_some_and(|it| {

@@ -201,6 +201,12 @@ impl World {
         if self.store_denies_until_ms > self.now_ms {
             return Some(Failure::Stalled("403 AccessDenied".to_owned()));
         }
+        if self.impostor_until_ms > self.now_ms {
+            self.coverage.hit("fault impostor");
+            return Some(Failure::Transient(
+                "bare_404: 404 without a code".to_owned(),
+            ));
+        }
         if self.fault(Trouble::Transient) {
             self.coverage.hit("fault transient");
             return Some(Failure::Transient("503 SlowDown".to_owned()));
@@ -212,12 +218,19 @@ impl World {
         None
     }
 
-    pub(super) fn get_root(&mut self, uploader: usize, pointer: Pointer) -> Result<Root, Failure> {
-        if let Some(failure) = self.store_failure() {
-            return Err(failure);
+    /// Whether a whole object comes back as it is.
+    fn read_failure(&mut self) -> Option<Failure> {
+        // What an impostor says is not believed, unless it looks like a whole answer.
+        let looks_whole = self.impostor_until_ms > self.now_ms && self.rng.chance(1_200);
+        if looks_whole || self.fault(Trouble::Corrupt) {
+            return Some(Failure::Corrupt("checksum mismatch".to_owned()));
         }
-        if self.fault(Trouble::Corrupt) {
-            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+        self.store_failure()
+    }
+
+    pub(super) fn get_root(&mut self, uploader: usize, pointer: Pointer) -> Result<Root, Failure> {
+        if let Some(failure) = self.read_failure() {
+            return Err(failure);
         }
         let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
         let object = StoredObject::Root {
@@ -330,11 +343,8 @@ impl World {
         uploader: usize,
         object: StoredObject,
     ) -> Result<Group, Failure> {
-        if let Some(failure) = self.store_failure() {
+        if let Some(failure) = self.read_failure() {
             return Err(failure);
-        }
-        if self.fault(Trouble::Corrupt) {
-            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
         }
         let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
         match self.bucket.group(stream, object) {

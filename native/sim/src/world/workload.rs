@@ -28,8 +28,8 @@ impl World {
             }
             12..=22 if allowed(Trouble::UserRetention) => self.user_retention(stream),
             23..=27 if allowed(Trouble::Bound) => self.change_bound(stream),
-            28..=30 => self.outage(kind),
-            31..=36 => self.request_cut(stream),
+            28..=31 => self.outage(kind),
+            32..=36 => self.request_cut(stream),
             37..=39 => self.new_replica(stream),
             _ => self.publish(stream),
         }
@@ -299,10 +299,12 @@ impl World {
     }
 
     pub(super) fn outage(&mut self, kind: u64) {
-        let until_ms = self.now_ms + self.rng.range(50, 1_500);
+        let longest_ms = if kind == 31 { 8_000 } else { 1_500 };
+        let until_ms = self.now_ms + self.rng.range(50, longest_ms);
         let (trouble, name) = match kind {
             28 => (Trouble::StoreOutage, "outage store"),
             29 => (Trouble::Denied, "outage denied"),
+            31 => (Trouble::Impostor, "outage impostor"),
             _ => (Trouble::MetadataOutage, "outage metadata"),
         };
         if !self.plan.allows(trouble) {
@@ -313,6 +315,7 @@ impl World {
         match trouble {
             Trouble::StoreOutage => self.store_down_until_ms = until_ms,
             Trouble::Denied => self.store_denies_until_ms = until_ms,
+            Trouble::Impostor => self.impostor_until_ms = until_ms,
             _ => self.metadata_down_until_ms = until_ms,
         }
     }

@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
-    RemoteTier, StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest,
+    RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// One stored object.
@@ -135,6 +135,14 @@ impl RemoteTier for MemoryTier {
             } else {
                 Ok(bytes)
             }
+        })
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        Box::pin(async move {
+            let bytes = self.get(key, max_bytes).await?;
+            let metadata = self.load(key)?.metadata;
+            Ok(Described { bytes, metadata })
         })
     }
 
@@ -416,6 +424,18 @@ impl RemoteTier for Faulty {
             key.to_owned(),
             self.inner.get(key, max_bytes),
             flip_bit,
+        )
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        self.pass(
+            Operation::Get,
+            key.to_owned(),
+            self.inner.get_described(key, max_bytes),
+            |answer| Described {
+                bytes: flip_bit(answer.bytes),
+                ..answer
+            },
         )
     }
 

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use tiering_core::replica_reader::{
-    Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd, Settings,
-    StopReason,
+    Activity, Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd,
+    Settings, StopReason, StoredObject,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::handle::{Committed, SharedStatus};
+use super::metadata::RootName;
 use super::questions::Question;
 use super::work::Workshop;
 use super::{
@@ -111,6 +112,7 @@ impl Task {
 /// What a task ended with.
 enum Done {
     Event(Event),
+    RootRead(Event, Option<RootName>),
     Scanned(Scanner, Event),
     Nothing,
 }
@@ -129,6 +131,8 @@ pub(super) struct Driver {
     anchor: Question,
     commit: Question,
     told_problem: Option<&'static str>,
+    /// The root that names history which was given up, and its key.
+    abandoned: Option<(RootName, Arc<str>)>,
     stopped: bool,
 }
 
@@ -144,6 +148,7 @@ impl Driver {
         let status = StreamStatus {
             machine: machine.status(),
             counters: machine.counters(),
+            abandoned_root: None,
         };
         let status = Arc::new(Mutex::new(status));
         shared.stats.streams_open.increment();
@@ -164,6 +169,7 @@ impl Driver {
             anchor: Question::default(),
             commit: Question::default(),
             told_problem: None,
+            abandoned: None,
             stopped: false,
         };
         (driver, status)
@@ -277,6 +283,13 @@ impl Driver {
         let task = self.running.remove(&id).map(|(task, _)| task);
         match ended {
             Ok((_, Done::Event(event))) => Some(event),
+            Ok((_, Done::RootRead(event, abandoned))) => {
+                // What comes too late says what was known before.
+                if self.machine.status().activity == Activity::Resolving {
+                    self.abandoned = abandoned.map(|name| (name, self.key_of(name)));
+                }
+                Some(event)
+            }
             Ok((_, Done::Scanned(scanner, event))) => {
                 self.scanner = Some(scanner);
                 Some(event)
@@ -300,6 +313,7 @@ impl Driver {
         let status = StreamStatus {
             machine: self.machine.status(),
             counters: self.machine.counters(),
+            abandoned_root: self.abandoned.as_ref().map(|(_, key)| Arc::clone(key)),
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
         while let Some(effect) = self.machine.poll_effect() {
@@ -342,10 +356,15 @@ impl Driver {
             } => {
                 let work = self.workshop.clone().get_root(pointer);
                 self.spawn(Task::GetRoot { generation }, async move {
-                    Done::Event(Event::RootRead {
+                    let (outcome, abandoned) = match work.await {
+                        Ok((root, abandoned)) => (Ok(root), abandoned),
+                        Err(failure) => (Err(failure), None),
+                    };
+                    let event = Event::RootRead {
                         generation,
-                        outcome: work.await,
-                    })
+                        outcome,
+                    };
+                    Done::RootRead(event, abandoned)
                 });
             }
             Effect::PutRoot {
@@ -353,7 +372,8 @@ impl Driver {
                 epoch,
                 root,
             } => {
-                let work = self.workshop.clone().put_root(epoch, root);
+                let abandoned = self.abandoned.as_ref().map(|(name, _)| *name);
+                let work = self.workshop.clone().put_root(epoch, root, abandoned);
                 self.spawn(Task::PutRoot { generation }, async move {
                     Done::Event(Event::RootPut {
                         generation,
@@ -457,6 +477,11 @@ impl Driver {
                     to_offset,
                 });
             }
+            Effect::Abandoned {
+                root,
+                first_offset,
+                next_offset,
+            } => self.abandoned(root, first_offset, next_offset),
             Effect::Problem { problem } => self.tell_problem(problem),
             Effect::Stop { reason } => {
                 self.stopped = true;
@@ -525,6 +550,25 @@ impl Driver {
         if confirmed {
             self.sink.push(StreamPush::Range(range, edit));
         }
+    }
+
+    fn abandoned(&mut self, root: StoredObject, first_offset: u64, next_offset: u64) {
+        let StoredObject::Root { epoch, uid } = root else {
+            return;
+        };
+        let name = RootName { epoch, uid };
+        let key = self.key_of(name);
+        self.sink.push(StreamPush::Abandoned {
+            root_key: key.as_ref().to_owned(),
+            first_offset,
+            next_offset,
+        });
+        self.abandoned = Some((name, key));
+    }
+
+    fn key_of(&self, RootName { epoch, uid }: RootName) -> Arc<str> {
+        let keys = &self.workshop.shared.keys;
+        Arc::from(keys.root(&self.workshop.stream.stream_id, epoch, uid))
     }
 
     fn tell_problem(&mut self, problem: Option<Problem>) {
