@@ -21,6 +21,11 @@
     %% The owner will ask once more before it believes the end of the stream.
     asks_again = true :: boolean(),
     forgotten_until :: undefined | integer(),
+    %% The object at the place is gone (rabbitmq_stream_s3_lost): since when the manifest of now is
+    %% asked for, and where it has been read from by a newer one already.
+    lost :: undefined
+        | {asked, Since :: integer(), undefined | osiris:offset()}
+        | {reopened, osiris:offset()},
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
     chained = false :: boolean()
