@@ -201,7 +201,8 @@ impl World {
         if self.store_denies_until_ms > self.now_ms {
             return Some(Failure::Stalled("403 AccessDenied".to_owned()));
         }
-        if self.impostor_until_ms > self.now_ms {
+        // Not for all requests: a store that nobody reaches at all is another fault.
+        if self.impostor_until_ms > self.now_ms && self.rng.chance(3_000) {
             self.coverage.hit("fault impostor");
             return Some(Failure::Transient(
                 "bare_404: 404 without a code".to_owned(),
@@ -218,11 +219,8 @@ impl World {
         None
     }
 
-    /// Whether a whole object comes back as it is.
     fn read_failure(&mut self) -> Option<Failure> {
-        // What an impostor says is not believed, unless it looks like a whole answer.
-        let looks_whole = self.impostor_until_ms > self.now_ms && self.rng.chance(1_200);
-        if looks_whole || self.fault(Trouble::Corrupt) {
+        if self.fault(Trouble::Corrupt) {
             return Some(Failure::Corrupt("checksum mismatch".to_owned()));
         }
         self.store_failure()
@@ -343,6 +341,14 @@ impl World {
         uploader: usize,
         object: StoredObject,
     ) -> Result<Group, Failure> {
+        // As long as somebody else answers for them, no group comes; and now and then what comes looks like one.
+        if self.impostor_until_ms > self.now_ms {
+            self.coverage.hit("fault impostor");
+            return Err(match self.rng.chance(1_200) {
+                true => Failure::Corrupt("no group".to_owned()),
+                false => Failure::Transient("bare_404: 404 without a code".to_owned()),
+            });
+        }
         if let Some(failure) = self.read_failure() {
             return Err(failure);
         }

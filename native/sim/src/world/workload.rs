@@ -126,6 +126,13 @@ impl World {
             return;
         }
         self.coverage.hit("data loss");
+        // A power cut takes more than one thing with it: the store comes back later, and somebody else answers for it.
+        if self.plan.allows(Trouble::Impostor) && self.rng.chance(5_000) {
+            self.impostor_until_ms = self.now_ms + self.rng.range(1_000, 12_000);
+        }
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         state.log.lose_from(keep);
         for disk in &mut state.disks {
             disk.lose_from(keep);
