@@ -65,6 +65,13 @@ impl MemoryTier {
         self.changed.notify_waiters();
     }
 
+    /// Gives an object a piece of metadata without a request.
+    pub fn describe(&self, key: &str, name: &str, value: &str) {
+        if let Some(object) = lock(&self.objects).get_mut(key) {
+            object.metadata.insert(name.to_owned(), value.to_owned());
+        }
+    }
+
     /// Removes an object without a request.
     pub fn remove(&self, key: &str) {
         lock(&self.objects).remove(key);

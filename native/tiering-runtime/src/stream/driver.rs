@@ -9,13 +9,12 @@ use std::time::SystemTime;
 
 use tiering_core::replica_reader::{
     Activity, Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd,
-    Settings, StopReason, StoredObject,
+    Settings, StopReason,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
 use super::handle::{Committed, SharedStatus};
-use super::metadata::RootName;
 use super::questions::Question;
 use super::work::Workshop;
 use super::{
@@ -26,6 +25,10 @@ use crate::engine::Shared;
 use crate::local_log::{ScanRequest, Scanner};
 use crate::manifests::ResolvedManifest;
 use crate::settings::Config;
+
+mod abandoned;
+
+use abandoned::RootName;
 
 /// The shell's own time limit for the metadata store is 30 s; its answer should be the one that counts.
 const ANSWER_DEADLINE_MS: u64 = 35_000;
@@ -550,25 +553,6 @@ impl Driver {
         if confirmed {
             self.sink.push(StreamPush::Range(range, edit));
         }
-    }
-
-    fn abandoned(&mut self, root: StoredObject, first_offset: u64, next_offset: u64) {
-        let StoredObject::Root { epoch, uid } = root else {
-            return;
-        };
-        let name = RootName { epoch, uid };
-        let key = self.key_of(name);
-        self.sink.push(StreamPush::Abandoned {
-            root_key: key.as_ref().to_owned(),
-            first_offset,
-            next_offset,
-        });
-        self.abandoned = Some((name, key));
-    }
-
-    fn key_of(&self, RootName { epoch, uid }: RootName) -> Arc<str> {
-        let keys = &self.workshop.shared.keys;
-        Arc::from(keys.root(&self.workshop.stream.stream_id, epoch, uid))
     }
 
     fn tell_problem(&mut self, problem: Option<Problem>) {
