@@ -59,7 +59,10 @@ class Reading(threading.Thread):
         assert self.checker.next_offset == COUNT
 
 
-@pytest.mark.parametrize("page", ["default backend - 404", "<html><body>404</body></html>", ""])
+PAGES = {"text": "default backend - 404", "html": "<html><body>404</body></html>", "nothing": ""}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_a_404_that_is_not_of_s3_is_waited_out(broker, s3, stream_name, page):
     keys = tiered(broker, stream_name)
     lost, bare = broker.counter("readers_lost"), broker.counter("request_errors_bare_404")
