@@ -136,7 +136,7 @@ node_sections() ->
             {<<"Accessible">>, bucket_accessible},
             {<<"Reason">>, bucket_reason},
             {<<"Text">>, bucket_text},
-            {<<"Data lost or damaged">>, read_alarm}
+            {<<"Data lost, damaged or archived">>, read_alarm}
         ]},
         {<<"Local segments kept for replicas that lag">>, replica_lag},
         {<<"Native counters">>, native},
@@ -167,7 +167,8 @@ stream_sections() ->
             {<<"Persisted next offset">>, persisted_next_offset},
             {<<"Total size">>, manifest_total_size},
             {<<"Fragments">>, manifest_fragments},
-            {<<"Revision">>, revision}
+            {<<"Revision">>, revision},
+            {<<"Root that names history which was given up">>, abandoned_root}
         ]},
         {<<"Upload pipeline">>, [
             {<<"Transfers in flight">>, transfers_in_flight},

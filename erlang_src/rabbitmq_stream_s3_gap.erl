@@ -11,6 +11,10 @@ gone. That holds for this floor only, and it holds for as long as it is the floo
 gone from this node's log before the pointer was read (whoever asks has seen the floor), and the
 pointer did not cover it. The rows are a cache, which may be emptied at any time.
 
+The same question is asked for readers whose object is gone (rabbitmq_stream_s3_lost): whether this
+node's manifest is as new as the pointer was at some time or later. Rows {{current, StreamId}, Since}
+say of when the last such pointer is.
+
 Owns the workers that find it out: one for each stream, ?WORKERS_MAX at once. Does not own what is
 known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a reader does
 (rabbitmq_stream_s3_tiers, rabbitmq_stream_s3_offset_spec). See docs/decisions/0015.
@@ -20,7 +24,7 @@ known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, is_certain/2, await/3, forget/1]).
+-export([start_link/0, is_certain/2, is_current/2, await/3, forget/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
@@ -29,11 +33,15 @@ known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a
 -record(stream, {
     %% What has been asked for since the worker began.
     floor :: undefined | osiris:offset(),
+    %% Nobody asks for a floor, but for the manifest of now.
+    current = false :: boolean(),
     callers = [] :: [{osiris:offset(), gen_server:from()}]
 }).
 -record(work, {
     stream_id :: stream_id(),
-    floor :: osiris:offset() | forgotten,
+    floor :: undefined | osiris:offset() | forgotten,
+    %% Before the pointer was read.
+    since :: integer(),
     callers :: [{osiris:offset(), gen_server:from()}]
 }).
 -record(state, {
@@ -71,6 +79,21 @@ is_certain(StreamId, Floor) ->
             false
     end.
 
+-doc """
+Whether this node's manifest is at least as new as what the pointer named at this time (of
+erlang:monotonic_time/0), or later. Never waits: if that is not known, it is seen to, and `false` for
+now.
+""".
+-spec is_current(stream_id(), Since :: integer()) -> boolean().
+is_current(StreamId, Since) ->
+    case is_known_since(StreamId, Since) of
+        true ->
+            true;
+        false ->
+            ok = gen_server:cast(?MODULE, {renew, StreamId, Since}),
+            false
+    end.
+
 -doc "As is_certain/2, for who can wait until then.".
 -spec await(stream_id(), osiris:offset(), Deadline :: integer()) -> ok | {error, unavailable}.
 await(StreamId, Floor, Deadline) ->
@@ -100,9 +123,19 @@ is_known(StreamId, Floor) ->
         error:badarg -> false
     end.
 
+is_known_since(StreamId, Since) ->
+    try ets:lookup(?TABLE, {current, StreamId}) of
+        [{_, Known}] -> Known >= Since;
+        [] -> false
+    catch
+        error:badarg -> false
+    end.
+
 delete(StreamId) ->
-    try ets:delete(?TABLE, StreamId) of
-        true -> ok
+    try
+        true = ets:delete(?TABLE, {current, StreamId}),
+        true = ets:delete(?TABLE, StreamId),
+        ok
     catch
         error:badarg -> ok
     end.
@@ -140,6 +173,14 @@ handle_cast({verify, StreamId, Floor}, State) ->
             Stream = stream(StreamId, State),
             {noreply, wanted(StreamId, Stream#stream{floor = Floor}, State)}
     end;
+handle_cast({renew, StreamId, Since}, State) ->
+    case is_known_since(StreamId, Since) orelse is_renewed(StreamId, Since, State) of
+        true ->
+            {noreply, State};
+        false ->
+            Stream = stream(StreamId, State),
+            {noreply, wanted(StreamId, Stream#stream{current = true}, State)}
+    end;
 handle_cast({forget, StreamId}, #state{workers = Workers} = State) ->
     ok = delete(StreamId),
     Forgotten = maps:map(
@@ -173,6 +214,12 @@ is_asked(StreamId, Floor, #state{workers = Workers}) ->
         maps:values(Workers)
     ).
 
+is_renewed(StreamId, Since, #state{workers = Workers}) ->
+    lists:any(
+        fun(#work{stream_id = Id, since = Of}) -> Id =:= StreamId andalso Of >= Since end,
+        maps:values(Workers)
+    ).
+
 wanted(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
     Wanted = State#state{streams = Streams#{StreamId => Stream}},
     case Streams of
@@ -194,15 +241,30 @@ start_worker(StreamId, #state{streams = Streams, workers = Workers} = State) ->
     #{StreamId := #stream{floor = Asked, callers = Callers}} = Streams,
     %% Each has been seen by who asks, before the pointer is read. Floors only rise: the highest one
     %% is the one that will be asked for again.
-    Floor = lists:max([F || {F, _} <- Callers] ++ [Asked || Asked =/= undefined]),
+    Floor =
+        case [F || {F, _} <- Callers] ++ [Asked || Asked =/= undefined] of
+            [] -> undefined;
+            Floors -> lists:max(Floors)
+        end,
+    Work = #work{
+        stream_id = StreamId,
+        floor = Floor,
+        since = erlang:monotonic_time(),
+        callers = Callers
+    },
     {_Pid, Ref} = spawn_monitor(fun() -> exit({certain, verify(StreamId)}) end),
     State#state{
         streams = Streams#{StreamId := #stream{}},
-        workers = Workers#{Ref => #work{stream_id = StreamId, floor = Floor, callers = Callers}}
+        workers = Workers#{Ref => Work}
     }.
 
+found_out({certain, true}, #work{floor = undefined} = Work, State) ->
+    #work{stream_id = StreamId, since = Since} = Work,
+    ok = insert({current, StreamId}, Since),
+    again(StreamId, stream(StreamId, State), State);
 found_out({certain, true}, #work{floor = Floor} = Work, State) when is_integer(Floor) ->
-    #work{stream_id = StreamId, callers = Callers} = Work,
+    #work{stream_id = StreamId, callers = Callers, since = Since} = Work,
+    ok = insert({current, StreamId}, Since),
     ok = insert(StreamId, Floor),
     ?LOG_DEBUG(
         "stream_s3: ~ts: what the remote tier does not have below offset ~b is gone",
@@ -222,7 +284,7 @@ found_out(_FailedOrForgotten, #work{stream_id = StreamId, callers = Callers}, St
 first([First | _]) -> First;
 first([]) -> undefined.
 
-again(StreamId, #stream{floor = undefined, callers = []}, #state{streams = Streams} = State) ->
+again(StreamId, #stream{floor = undefined, current = false, callers = []}, #state{streams = Streams} = State) ->
     State#state{streams = maps:remove(StreamId, Streams)};
 again(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
     State#state{
@@ -233,9 +295,9 @@ again(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
 answer(Answer, Callers) ->
     lists:foreach(fun({_Floor, From}) -> gen_server:reply(From, Answer) end, Callers).
 
-insert(StreamId, Floor) ->
+insert(Question, Answer) ->
     _ = ets:info(?TABLE, size) >= ?ROWS_MAX andalso ets:delete_all_objects(?TABLE),
-    true = ets:insert(?TABLE, {StreamId, Floor}),
+    true = ets:insert(?TABLE, {Question, Answer}),
     ok.
 
 %% The worker --------------------------------------------------------------------------------------

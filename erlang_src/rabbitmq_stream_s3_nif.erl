@@ -95,6 +95,7 @@
         Next :: non_neg_integer(), ExpectedRevision :: non_neg_integer()}
     | {range, range(), edit_from()}
     | {recovery, local_log_ahead | remote_tier_ahead, offset(), offset()}
+    | {abandoned, RootKey :: text(), First :: offset(), Next :: offset()}
     | {problem, atom(), text()}
     | {recovered, atom()}
     | {stopped, deleted | conflict_lost | bug}.

@@ -100,7 +100,7 @@ node_metrics(Callback) ->
             none -> 0;
             _Incident -> 1
         end,
-    AlarmHelp = "1 if a reader has met remote data that is lost or stays damaged, until a restart",
+    AlarmHelp = "1 while there is remote data that is lost, damaged or archived and readers want",
     ok = emit(Callback, ?PREFIX, read_alarm, gauge, AlarmHelp, [{[], Alarm}]),
     Counted = rabbitmq_stream_s3_counters:overview(),
     lists:foreach(
@@ -205,6 +205,9 @@ kind(Name) ->
 -spec native_gauges() -> [atom()].
 native_gauges() ->
     [
+        places_corrupt,
+        places_lost,
+        places_archived,
         requests_in_flight,
         clock_skew_ms,
         clock_in_doubt,

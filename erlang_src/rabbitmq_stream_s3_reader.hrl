@@ -32,6 +32,11 @@
     forgotten_until :: undefined | integer(),
     %% Tries since the last chunk that had to wait for something else: each waits longer.
     retries = 0 :: non_neg_integer(),
+    %% The object at the place is gone (rabbitmq_stream_s3_lost): since when the manifest of now is
+    %% asked for, and where it has been read from by a newer one already.
+    lost :: undefined
+        | {asked, Since :: integer(), undefined | osiris:offset()}
+        | {reopened, osiris:offset()},
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
     chained = false :: boolean()

@@ -307,6 +307,15 @@ handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
     ?LOG_WARNING("stream_s3: ~ts: ~ts", [StreamId, recovery_text(Kind, From, To)], ?DOMAIN),
     {noreply, State};
+handle_push({abandoned, RootKey, First, Next}, #state{stream_id = StreamId} = State) ->
+    ?LOG_ERROR(
+        "stream_s3: ~ts: history is given up: part of offsets ~b to ~b is proven to be gone from the"
+        " bucket, or damaged there, and the rest cannot be joined to the local log without it. No"
+        " object is deleted: ~ts names them, and is shown by stream_s3_status",
+        [StreamId, First, Next - 1, RootKey],
+        ?DOMAIN
+    ),
+    {noreply, State};
 handle_push({problem, Kind, Text}, #state{stream_id = StreamId, problems = Problems} = State) ->
     ok = rabbitmq_stream_s3_counters:add(stream_problems),
     ?LOG_WARNING("stream_s3: ~ts: ~ts: ~ts", [StreamId, Kind, Text], ?DOMAIN),

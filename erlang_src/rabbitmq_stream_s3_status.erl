@@ -63,15 +63,17 @@ stream_status(VHost, Name) ->
     end.
 
 -doc """
-Whether a reader has met remote data that the manifest names and the store does not have (`lost`) or
-gives back damaged also when asked again (`corrupt`, which hides `lost`). It stays until the plugin
-or the node starts again: it is for a person to look at.
+Whether there are places in streams that readers could not get past: the store gives back damaged
+bytes also when asked again (`corrupt`), does not have what the manifest names (`lost`), or has it in
+an archive class (`archived`). Each hides those behind it. It is over when a reader comes past the
+place, or the manifest does not have it any more.
 """.
--spec read_alarm() -> none | lost | corrupt.
+-spec read_alarm() -> none | archived | lost | corrupt.
 read_alarm() ->
     case rabbitmq_stream_s3_api_aws:stats() of
-        #{readers_corrupt := Corrupt} when Corrupt > 0 -> corrupt;
-        #{readers_lost := Lost} when Lost > 0 -> lost;
+        #{places_corrupt := Corrupt} when Corrupt > 0 -> corrupt;
+        #{places_lost := Lost} when Lost > 0 -> lost;
+        #{places_archived := Archived} when Archived > 0 -> archived;
         #{} -> none
     end.
 

@@ -55,7 +55,9 @@ read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
     case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
         {chunk, Header, Data, Trailer, Remote} ->
             ok = ?WAIT:goes_on(Reader0),
-            Deliver(Header, Data, Trailer, Reader0#reader{tier = {remote, Remote}, retries = 0});
+            Deliver(Header, Data, Trailer, Reader0#reader{
+                tier = {remote, Remote}, retries = 0, lost = undefined
+            });
         {wait, Remote} ->
             {end_of_stream, Reader0#reader{tier = {remote, Remote}}};
         {uncommitted, Remote} ->
@@ -219,19 +221,38 @@ reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
 %% Final for this handle. A store that has not answered for a minute may answer in the next one: the
 %% consumer waits, as it would have to wait if it came again. And the handle may have ended only
 %% because its engine did, and the plugin has a new one by now.
-remote_failed(unavailable, Text, Reader, Local, Deliver, Left) ->
-    ok = ?WAIT:say_once(unavailable, Text, Reader),
+remote_failed(Kind, Text, Reader, Local, Deliver, Left) when
+    Kind =:= unavailable; Kind =:= archived
+->
+    ok = ?WAIT:say_once(Kind, Text, Reader),
     again_remote(Reader, Local, Deliver, Left);
 remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
     case persistent_term:get(?ENGINE, undefined) =:= rabbitmq_stream_s3_remote_log:engine(Remote) of
+        true when Kind =:= lost -> lost(Text, Reader, Local, Deliver, Left);
         true -> ?WAIT:failed(Kind, Text, Reader);
         false -> again_remote(Reader, Local, Deliver, Left)
     end.
 
-again_remote(#reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
-    Start = rabbitmq_stream_s3_remote_log:start(Remote),
+lost(Text, #reader{tier = {remote, Remote}} = Reader0, Local, Deliver, Left) ->
     Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
+    case rabbitmq_stream_s3_lost:next(Next, remote_range(Reader0), Reader0) of
+        {wait, Reader} -> ?WAIT:retry_later(Reader);
+        {reopen, Place, Reader} -> again_remote(Place, Reader, Local, Deliver, Left);
+        lost -> ?WAIT:failed(lost, Text, Reader0)
+    end.
+
+again_remote(Reader, Local, Deliver, Left) ->
+    again_remote(0, Reader, Local, Deliver, Left).
+
+%% Not below First.
+again_remote(First, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
+    Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
+    Next = max(First, rabbitmq_stream_s3_remote_log:next_offset(Remote)),
+    Start =
+        case rabbitmq_stream_s3_remote_log:start(Remote) of
+            {offset, _} -> {offset, Next};
+            {timestamp, _} = Time -> Time
+        end,
     reopen_remote(Start, Next, Close, Reader, Local, Deliver, Left).
 
 %% The chunk with this id was in the local log, too, when this reader was opened. If the log had lost

@@ -10,7 +10,7 @@
 
 -export([load/0, unload/0, put/3, restart/0, forget/1, stall/1, wake/0, after_read/1]).
 -export([opened/0, opens/0]).
--export([persist/3, quorum/1, quorum_reads/1, written_here/1]).
+-export([persist/3, quorum/1, quorum_reads/1, written_here/1, unreadable/3]).
 -export([durable/2, durable_end/2]).
 -export([get_consistent/1, manifest_resolve/5, manifest_forget/2]).
 -export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, route/5]).
@@ -115,6 +115,11 @@ persist(StreamId, Range, Chunks) ->
 %% The stream is written on this node: only put/3 makes anything known.
 written_here(StreamId) ->
     true = ets:insert(?TABLE, {{written_here, StreamId}}),
+    ok.
+
+%% Readers end with this kind of failure at places in [From, To); `none`: no more.
+unreadable(StreamId, {From, To}, Kind) ->
+    true = ets:insert(?TABLE, {{unreadable, StreamId}, From, To, Kind}),
     ok.
 
 %% `down`: the metadata store does not answer. {hold, Pid}: whoever asks tells Pid and waits for
@@ -262,6 +267,11 @@ reader_read(Reader, Max) ->
 answer(Reader, Max) ->
     {Key, StreamId, Position, Owner, Wake} = reader(Reader),
     [{_, Range, Chunks}] = ets:lookup(?TABLE, {stream, StreamId}),
+    Unreadable =
+        case ets:lookup(?TABLE, {unreadable, StreamId}) of
+            [{_, From, To, Kind}] when From =< Position, Position < To -> Kind;
+            _ -> none
+        end,
     case {ets:lookup(?TABLE, stall), Range} of
         {[{stall, N}], _} when N > 0 ->
             true = ets:insert(?TABLE, {stall, N - 1}),
@@ -272,6 +282,10 @@ answer(Reader, Max) ->
         {_, _} when is_tuple(Position) ->
             %% Final.
             Position;
+        {_, _} when is_integer(Position), Unreadable =/= none ->
+            Final = {error, Unreadable, <<"the object is as it is">>},
+            true = ets:insert(?TABLE, {Key, StreamId, Final, Owner, Wake}),
+            Final;
         {_, {_, Next}} when Position >= Next ->
             true = ets:insert(?TABLE, {Key, StreamId, {local, Next}, Owner, Wake}),
             {local, Next};

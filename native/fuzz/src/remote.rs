@@ -152,7 +152,7 @@ pub(crate) fn remote_reader(bytes: &[u8]) {
                     |event| !matches!(event, Event::Fetched { id, .. } | Event::Part { id, .. } if *id == cancelled),
                 ),
                 Effect::Reserve { bytes } => answers.push_back(Event::Granted { bytes }),
-                Effect::Release { .. } => {}
+                Effect::Release { .. } | Effect::Alarm { .. } => {}
                 Effect::Deliver(chunk) => {
                     check_chunk(&chunk, bucket.settings.verify_crc, &mut expected);
                     answers.push_back(Event::Consumed {

@@ -1,11 +1,14 @@
 //! The atoms of the protocol, made once.
 
 rustler::atoms! {
+    abandoned,
+    abandoned_root,
     abs,
     access_denied,
     access_key_id,
     anchor,
     anchoring,
+    archived,
     assembly_chunks,
     assembly_first_offset,
     assembly_next_offset,

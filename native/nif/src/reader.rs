@@ -75,6 +75,7 @@ pub(crate) fn read(
                 FailureKind::Corrupt => atoms::corrupt(),
                 FailureKind::Lost => atoms::lost(),
                 FailureKind::Unavailable => atoms::unavailable(),
+                FailureKind::Archived => atoms::archived(),
                 FailureKind::Bug => atoms::bug(),
             };
             (atoms::error(), kind, text(env, &reason)).encode(env)

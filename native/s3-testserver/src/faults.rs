@@ -45,6 +45,8 @@ pub struct Rule {
     pub status: Option<u16>,
     /// Code of that error.
     pub code: Option<String>,
+    /// This text instead of that error, as somebody before the store would answer: HTML, or nothing.
+    pub page: Option<String>,
     /// `Retry-After` of that error.
     pub retry_after_s: Option<u64>,
     /// The above happens after the operation took effect, not instead of it.
@@ -118,6 +120,16 @@ impl Rule {
         Self {
             status: Some(status),
             code: Some(code.to_owned()),
+            ..self
+        }
+    }
+
+    /// Answers in the store's place: nothing that S3 would say.
+    #[must_use]
+    pub fn page(self, status: u16, page: &str) -> Self {
+        Self {
+            status: Some(status),
+            page: Some(page.to_owned()),
             ..self
         }
     }

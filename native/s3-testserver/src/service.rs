@@ -164,6 +164,19 @@ fn clock_ms(rule: &Rule) -> i64 {
 }
 
 fn error_response(status: u16, rule: &Rule) -> Result<Response<s3s::Body>, Broken> {
+    if let Some(page) = &rule.page {
+        let kind = if page.starts_with('<') {
+            "text/html"
+        } else {
+            "text/plain"
+        };
+        return Response::builder()
+            .status(status)
+            .header(http::header::CONTENT_TYPE, kind)
+            .header(http::header::CONTENT_LENGTH, page.len())
+            .body(s3s::Body::from(page.clone()))
+            .map_err(Broken::by);
+    }
     let code = rule.code.as_deref().unwrap_or(match status {
         503 => "SlowDown",
         403 => "AccessDenied",

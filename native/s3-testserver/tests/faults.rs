@@ -443,3 +443,26 @@ async fn log_tells_what_was_asked() {
     server.log().clear();
     assert!(server.log().entries(&Filter::default()).is_empty());
 }
+
+#[tokio::test]
+async fn a_page_is_answered_in_the_place_of_the_store() {
+    let server = start();
+    let client = client(&server);
+    put(&client, "x/data.1", b"1").await.unwrap();
+    for page in ["default backend - 404", "<html>404</html>", ""] {
+        let rule = Rule::on("GetObject").times(1).page(404, page);
+        server.faults().set(vec![rule]);
+        let error = client
+            .get_object()
+            .bucket(BUCKET)
+            .key("x/data.1")
+            .send()
+            .await
+            .unwrap_err();
+        let raw = error.raw_response().unwrap();
+        assert_eq!(raw.status().as_u16(), 404);
+        assert_eq!(raw.body().bytes(), Some(page.as_bytes()));
+        assert_ne!(code(&error), "NoSuchKey");
+        get(&client, "x/data.1").await.unwrap();
+    }
+}

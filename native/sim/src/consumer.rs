@@ -497,7 +497,8 @@ impl World {
             Mode::Attach(_) | Mode::Local(_) => true,
         };
         let allowed = match kind {
-            FailureKind::Bug => false,
+            // Nothing is archived here.
+            FailureKind::Bug | FailureKind::Archived => false,
             FailureKind::Corrupt => it.corrupted,
             // A node that has not heard of the newest manifest yet, or that was cut off from the store.
             FailureKind::Lost => !quiet,

@@ -137,6 +137,8 @@ pub const EXPECTED: &[&str] = &[
     "edit refused",
     "outage store",
     "outage denied",
+    "outage impostor",
+    "fault impostor",
     "outage metadata",
     "clock stepped",
     "clock stepped, the store's too",

@@ -1,7 +1,7 @@
 //! What one run is asked for, and the kinds of trouble that it may make: a failure is shrunk by taking kinds away.
 
 use tiering_core::remote_reader;
-use tiering_core::replica_reader::{Backoff, RetryPolicy, Settings};
+use tiering_core::replica_reader::{Backoff, Proof, RetryPolicy, Settings};
 
 use crate::rng::Rng;
 
@@ -57,10 +57,12 @@ pub enum Trouble {
     ClockStep,
     /// A record is stamped by a clock that is far ahead.
     FutureStamp,
+    /// Somebody before the store answers in its place for a while: mostly what passes, now and then what looks like damage.
+    Impostor,
 }
 
 /// All of them, mildest last: shrinking tries to leave them out from the first.
-pub const TROUBLES: [Trouble; 24] = [
+pub const TROUBLES: [Trouble; 25] = [
     Trouble::ManyStreams,
     Trouble::Consumers,
     Trouble::DataLoss,
@@ -71,6 +73,7 @@ pub const TROUBLES: [Trouble; 24] = [
     Trouble::Bound,
     Trouble::StoreOutage,
     Trouble::Denied,
+    Trouble::Impostor,
     Trouble::MetadataOutage,
     Trouble::ClockStep,
     Trouble::FutureStamp,
@@ -178,6 +181,11 @@ impl Knobs {
                 stalled: backoff(20, 600),
                 control: backoff(10, 500),
                 recovery: backoff(50, 1_500),
+            },
+            // As many answers as chance does not bring about, so that whatever is given up here is given up wrongly.
+            proof: Proof {
+                answers: 8,
+                over_ms: 400,
             },
             ..Settings::default()
         };

@@ -455,6 +455,14 @@ impl World {
                     from_offset,
                     to_offset,
                 } => self.recovered(uploader, kind, from_offset, to_offset),
+                // No object is ever lost here.
+                Effect::Abandoned {
+                    first_offset,
+                    next_offset,
+                    ..
+                } => self.violated(|| {
+                    format!("never given up: [{first_offset}, {next_offset}) was there")
+                }),
                 Effect::Problem { .. } => self.coverage.hit("effect Problem"),
                 Effect::Stop { reason } => self.machine_stopped(uploader, reason),
             }

@@ -160,6 +160,8 @@ pub struct World {
     pub store_down_until_ms: u64,
     /// Until when the store refuses.
     pub store_denies_until_ms: u64,
+    /// Until when somebody else answers in the store's place.
+    pub impostor_until_ms: u64,
     /// Until when the metadata store is not there.
     pub metadata_down_until_ms: u64,
     /// The clocks of the nodes.
@@ -209,6 +211,7 @@ impl World {
             bucket: Bucket::default(),
             store_down_until_ms: 0,
             store_denies_until_ms: 0,
+            impostor_until_ms: 0,
             metadata_down_until_ms: 0,
             clocks,
             store_ahead_ms: 0,
@@ -340,6 +343,7 @@ impl World {
         self.note(|| "--- quiet: no faults, nothing new".to_owned());
         self.store_down_until_ms = 0;
         self.store_denies_until_ms = 0;
+        self.impostor_until_ms = 0;
         self.metadata_down_until_ms = 0;
         for node in 0..self.clocks.len() {
             self.clock_back(node);

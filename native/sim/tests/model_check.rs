@@ -533,6 +533,7 @@ impl State {
                 Effect::Publish { root, revision, .. } => published.push((root, revision)),
                 Effect::CancelTransfers { .. }
                 | Effect::Problem { .. }
+                | Effect::Abandoned { .. }
                 | Effect::Recovered { .. } => {}
                 Effect::Stop { .. } => {
                     writer.machine = None;

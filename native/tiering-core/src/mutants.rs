@@ -122,6 +122,8 @@ mod active {
         RebalanceSwallowsAppend,
         /// A group that is not readable when the manifest is cut back is given up at once.
         GiveUpUnreadableGroup,
+        /// When the manifest is cut back, a store that does not answer counts as one that says that the group is gone.
+        CountEveryFailureAsEvidence,
         /// An edit is applied to whatever manifest is known, and what comes out is not compared.
         ApplyEditUnchecked,
         /// Persisting does not wait for a rebalance under way.

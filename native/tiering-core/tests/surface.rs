@@ -90,9 +90,9 @@ fn counters_of_the_read_machine_are_told_as_differences() {
 
 #[test]
 fn every_kind_of_failure_has_a_name() {
-    use remote_reader::FailureKind::{Bug, Corrupt, Lost, Unavailable};
-    let names = [Corrupt, Lost, Unavailable, Bug].map(remote_reader::FailureKind::name);
-    assert_eq!(names, ["corrupt", "lost", "unavailable", "bug"]);
+    use remote_reader::FailureKind::{Archived, Bug, Corrupt, Lost, Unavailable};
+    let names = [Corrupt, Lost, Unavailable, Archived, Bug].map(remote_reader::FailureKind::name);
+    assert_eq!(names, ["corrupt", "lost", "unavailable", "archived", "bug"]);
 }
 
 #[test]

@@ -15,9 +15,9 @@ use crate::governor::Governor;
 use crate::manifests::Manifests;
 use crate::priority::behind;
 use crate::read_cache::ReadCache;
-use crate::remote_reader::ReadMemory;
+use crate::remote_reader::{Alarms, ReadMemory};
 use crate::remote_tier::{
-    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy,
+    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, Proving, RemoteTier, Retrying, RetryingPolicy,
     S3RemoteTier, StoreError,
 };
 use crate::settings::{Config, ConfigError};
@@ -76,6 +76,8 @@ pub(crate) struct Shared {
     pub(crate) read_memory: ReadMemory,
     /// What they have fetched, shared.
     pub(crate) read_cache: ReadCache,
+    /// Where they cannot go on.
+    pub(crate) alarms: Alarms,
     pub(crate) stats: Arc<Stats>,
 }
 
@@ -155,7 +157,8 @@ impl Engine {
             .enable_all()
             .build()
             .map_err(|error| OpenError::Runtime(error.to_string()))?;
-        let tier: Arc<dyn RemoteTier> = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
+        let counted = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
+        let tier: Arc<dyn RemoteTier> = Arc::new(Proving::new(counted));
         let retrying = Retrying::new(
             Arc::clone(&tier),
             RetryingPolicy::default(),
@@ -177,6 +180,7 @@ impl Engine {
             keys: KeySpace::new(&config.prefix),
             read_memory,
             read_cache,
+            alarms: Alarms::new(Arc::clone(&stats)),
             config: Arc::new(config),
             clock,
             timekeeper,
@@ -220,7 +224,9 @@ impl Engine {
     /// Every node-wide counter and gauge.
     #[must_use]
     pub fn stats(&self) -> Vec<(&'static str, i64)> {
-        self.shared().stats.snapshot()
+        let shared = self.shared();
+        shared.alarms.settle(&shared.manifests);
+        shared.stats.snapshot()
     }
 
     /// This node's manifests.

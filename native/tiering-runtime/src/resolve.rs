@@ -148,6 +148,7 @@ async fn fetch(shared: &Shared, stream_id: &str, pointer: Pointer) -> Result<Roo
     )
     .await
     .map_err(|_| ResolveError::TimedOut)?
+    .map(|(root, _)| root)
     .map_err(|error| match error {
         RootReadError::Store(error) => ResolveError::Store(error),
         RootReadError::Corrupt(text) => ResolveError::Corrupt(text),

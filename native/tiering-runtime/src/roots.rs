@@ -2,13 +2,14 @@
 //!
 //! Owns how large a root may be and what counts as one. Does not own retries, nor what a failure means.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use log_format::key::KeySpace;
 use log_format::manifest::{Root, RootError};
 use tiering_core::replica_reader::Pointer;
 
-use crate::remote_tier::{RemoteTier, StoreError};
+use crate::remote_tier::{Described, RemoteTier, StoreError};
 
 /// A root holds 34 bytes per entry and is rebalanced long before this; a larger one is not a root.
 const ROOT_BYTES_MAX: u64 = 64 << 20;
@@ -22,20 +23,20 @@ pub(crate) enum RootReadError {
     Corrupt(String),
 }
 
-/// Reads the root that the pointer names.
+/// Reads the root that the pointer names, with what the object says about itself.
 pub(crate) async fn get(
     tier: &Arc<dyn RemoteTier>,
     keys: &KeySpace,
     stream_id: &str,
     pointer: Pointer,
-) -> Result<Root, RootReadError> {
+) -> Result<(Root, BTreeMap<String, String>), RootReadError> {
     let key = keys.root(stream_id, pointer.epoch, pointer.uid);
-    let bytes = tier
-        .get(&key, ROOT_BYTES_MAX)
+    let Described { bytes, metadata } = tier
+        .get_described(&key, ROOT_BYTES_MAX)
         .await
         .map_err(RootReadError::Store)?;
     let corrupt = |error: RootError| RootReadError::Corrupt(format!("{key}: {error}"));
     let root = Root::decode(&bytes).map_err(corrupt)?;
     root.check().map_err(corrupt)?;
-    Ok(root)
+    Ok((root, metadata))
 }

@@ -109,6 +109,10 @@ stats! {
     request_errors,
     /// The object is not there.
     request_errors_not_found,
+    /// 404s without the code of a store: nobody's word that an object is gone.
+    request_errors_bare_404,
+    /// Objects that an archive class keeps from being read.
+    request_errors_archived,
     /// A condition did not hold.
     request_errors_precondition,
     /// Refused credentials or rights (403).
@@ -235,8 +239,14 @@ stats! {
     read_refetches_past_cache,
     /// Readers that ended because bytes stayed wrong when they were asked for again. An incident.
     readers_corrupt,
-    /// Readers that ended because the store does not have what the manifest names. An incident.
+    /// Readers that ended because the store does not have what the manifest that they knew names.
     readers_lost,
+    /// Places in streams that cannot be read because their bytes are damaged (gauge).
+    places_corrupt,
+    /// Places in streams that cannot be read because their object is gone (gauge).
+    places_lost,
+    /// Places in streams that cannot be read because their object is archived (gauge).
+    places_archived,
     /// Chunks read from the remote tier and handed to a consumer's queue.
     chunks_served_remote,
     /// Chunks from the remote tier whose data did not match their CRC (each is fetched again once).
@@ -259,6 +269,8 @@ impl Stats {
         self.request_errors.increment();
         let row = match error.kind() {
             StoreErrorKind::NotFound => &self.request_errors_not_found,
+            StoreErrorKind::Bare404 => &self.request_errors_bare_404,
+            StoreErrorKind::Archived => &self.request_errors_archived,
             StoreErrorKind::Precondition => &self.request_errors_precondition,
             StoreErrorKind::AccessDenied => &self.request_errors_access_denied,
             StoreErrorKind::NoSuchBucket => &self.request_errors_no_such_bucket,
@@ -272,6 +284,7 @@ impl Stats {
             StoreErrorKind::Malformed => &self.request_errors_malformed,
             StoreErrorKind::InvalidRange
             | StoreErrorKind::TooLarge
+            | StoreErrorKind::BodyRefused
             | StoreErrorKind::LocalRead
             | StoreErrorKind::LocalGone
             | StoreErrorKind::LocalCorrupt

@@ -45,6 +45,14 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             };
             (atoms::recovery(), kind, *from_offset, *to_offset).encode(env)
         }
+        StreamPush::Abandoned {
+            root_key,
+            first_offset,
+            next_offset,
+        } => {
+            let key = text(env, root_key);
+            (atoms::abandoned(), key, *first_offset, *next_offset).encode(env)
+        }
         StreamPush::Problem { kind, text: reason } => {
             (atoms::problem(), name(env, kind), text(env, reason)).encode(env)
         }

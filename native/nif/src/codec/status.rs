@@ -22,6 +22,10 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &StreamStatus) -> NifResult<T
             (Atom::from_str(env, kind)?, text(env, reason)).encode(env)
         }
     };
+    let abandoned_root = match &status.abandoned_root {
+        None => atoms::none().encode(env),
+        Some(key) => text(env, key).encode(env),
+    };
     let pairs = [
         (atoms::phase(), phase.encode(env)),
         (
@@ -90,6 +94,7 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &StreamStatus) -> NifResult<T
             machine.stalled_offset.unwrap_or(0).encode(env),
         ),
         (atoms::problem(), problem),
+        (atoms::abandoned_root(), abandoned_root),
         (atoms::counters(), counters(env, status.counters.named())?),
     ];
     map(env, &pairs)

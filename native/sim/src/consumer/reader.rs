@@ -132,6 +132,7 @@ impl World {
                     self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
                 }
                 Effect::Release { .. } => self.coverage.hit("reader Release"),
+                Effect::Alarm { .. } => self.coverage.hit("reader Alarm"),
                 Effect::Deliver(chunk) => {
                     remote.idle_ms = 0;
                     let _ = remote.queue.push(chunk);

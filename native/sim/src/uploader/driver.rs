@@ -201,6 +201,13 @@ impl World {
         if self.store_denies_until_ms > self.now_ms {
             return Some(Failure::Stalled("403 AccessDenied".to_owned()));
         }
+        // Not for all requests: a store that nobody reaches at all is another fault.
+        if self.impostor_until_ms > self.now_ms && self.rng.chance(3_000) {
+            self.coverage.hit("fault impostor");
+            return Some(Failure::Transient(
+                "bare_404: 404 without a code".to_owned(),
+            ));
+        }
         if self.fault(Trouble::Transient) {
             self.coverage.hit("fault transient");
             return Some(Failure::Transient("503 SlowDown".to_owned()));
@@ -212,12 +219,16 @@ impl World {
         None
     }
 
-    pub(super) fn get_root(&mut self, uploader: usize, pointer: Pointer) -> Result<Root, Failure> {
-        if let Some(failure) = self.store_failure() {
-            return Err(failure);
-        }
+    fn read_failure(&mut self) -> Option<Failure> {
         if self.fault(Trouble::Corrupt) {
-            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+            return Some(Failure::Corrupt("checksum mismatch".to_owned()));
+        }
+        self.store_failure()
+    }
+
+    pub(super) fn get_root(&mut self, uploader: usize, pointer: Pointer) -> Result<Root, Failure> {
+        if let Some(failure) = self.read_failure() {
+            return Err(failure);
         }
         let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
         let object = StoredObject::Root {
@@ -330,11 +341,16 @@ impl World {
         uploader: usize,
         object: StoredObject,
     ) -> Result<Group, Failure> {
-        if let Some(failure) = self.store_failure() {
-            return Err(failure);
+        // As long as somebody else answers for them, no group comes; and now and then what comes looks like one.
+        if self.impostor_until_ms > self.now_ms {
+            self.coverage.hit("fault impostor");
+            return Err(match self.rng.chance(1_200) {
+                true => Failure::Corrupt("no group".to_owned()),
+                false => Failure::Transient("bare_404: 404 without a code".to_owned()),
+            });
         }
-        if self.fault(Trouble::Corrupt) {
-            return Err(Failure::Corrupt("checksum mismatch".to_owned()));
+        if let Some(failure) = self.read_failure() {
+            return Err(failure);
         }
         let stream = self.uploaders.get(uploader).map_or(0, |it| it.stream);
         match self.bucket.group(stream, object) {

@@ -28,8 +28,8 @@ impl World {
             }
             12..=22 if allowed(Trouble::UserRetention) => self.user_retention(stream),
             23..=27 if allowed(Trouble::Bound) => self.change_bound(stream),
-            28..=30 => self.outage(kind),
-            31..=36 => self.request_cut(stream),
+            28..=31 => self.outage(kind),
+            32..=36 => self.request_cut(stream),
             37..=39 => self.new_replica(stream),
             40 if allowed(Trouble::DataLoss) => self.lose_disks(stream),
             41..=44 if allowed(Trouble::ClockStep) => self.step_clock(),
@@ -130,6 +130,13 @@ impl World {
             return;
         }
         self.coverage.hit("data loss");
+        // A power cut takes more than one thing with it: the store comes back later, and somebody else answers for it.
+        if self.plan.allows(Trouble::Impostor) && self.rng.chance(5_000) {
+            self.impostor_until_ms = self.now_ms + self.rng.range(1_000, 12_000);
+        }
+        let Some(state) = self.streams.get_mut(stream) else {
+            return;
+        };
         state.log.lose_from(keep);
         for disk in &mut state.disks {
             disk.lose_from(keep);
@@ -341,10 +348,12 @@ impl World {
     }
 
     pub(super) fn outage(&mut self, kind: u64) {
-        let until_ms = self.now_ms + self.rng.range(50, 1_500);
+        let longest_ms = if kind == 31 { 8_000 } else { 1_500 };
+        let until_ms = self.now_ms + self.rng.range(50, longest_ms);
         let (trouble, name) = match kind {
             28 => (Trouble::StoreOutage, "outage store"),
             29 => (Trouble::Denied, "outage denied"),
+            31 => (Trouble::Impostor, "outage impostor"),
             _ => (Trouble::MetadataOutage, "outage metadata"),
         };
         if !self.plan.allows(trouble) {
@@ -355,6 +364,7 @@ impl World {
         match trouble {
             Trouble::StoreOutage => self.store_down_until_ms = until_ms,
             Trouble::Denied => self.store_denies_until_ms = until_ms,
+            Trouble::Impostor => self.impostor_until_ms = until_ms,
             _ => self.metadata_down_until_ms = until_ms,
         }
     }

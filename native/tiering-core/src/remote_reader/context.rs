@@ -83,6 +83,8 @@ pub(super) struct Context {
     /// Since when the consumer has nothing and the store has given nothing.
     progress_ms: u64,
     last_fault: Option<String>,
+    /// The last fault was an archived object.
+    archived: bool,
     missing: Option<Missing>,
     pub(super) manifest_unknown_since_ms: Option<u64>,
     /// The chunk that was fetched again because its bytes were wrong.
@@ -109,6 +111,7 @@ impl Context {
             pace: Pace::new(settings.max_depth),
             progress_ms: now_ms,
             last_fault: None,
+            archived: false,
             missing: None,
             manifest_unknown_since_ms: None,
             suspect_offset: None,
@@ -202,6 +205,18 @@ impl Context {
         }
     }
 
+    /// Asks again later for an object that could not be had.
+    pub(super) fn postpone_object(
+        &mut self,
+        now_ms: u64,
+        lookup: Lookup,
+        failure: &Failure,
+        offset: u64,
+    ) {
+        self.note_fault(failure, offset);
+        self.postpone_lookup(now_ms, lookup, failure.text().to_owned());
+    }
+
     /// Asks again later.
     pub(super) fn postpone_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) {
         self.last_fault = Some(fault);
@@ -272,11 +287,30 @@ impl Context {
     pub(super) fn progress(&mut self, now_ms: u64) {
         self.progress_ms = now_ms;
         self.last_fault = None;
+        self.archived = false;
+    }
+
+    /// What was wanted is at this offset or behind it.
+    fn note_fault(&mut self, failure: &Failure, offset: u64) {
+        self.archived = matches!(failure, Failure::Archived(_));
+        if self.archived {
+            self.emit(Effect::Alarm {
+                kind: FailureKind::Archived,
+                offset,
+            });
+        }
     }
 
     /// How long to wait after this fault.
-    pub(super) fn fault(&mut self, now_ms: u64, attempt: u32, failure: &Failure) -> u64 {
-        self.last_fault = Some(text_of(failure).to_owned());
+    pub(super) fn fault(
+        &mut self,
+        now_ms: u64,
+        attempt: u32,
+        failure: &Failure,
+        offset: u64,
+    ) -> u64 {
+        self.last_fault = Some(failure.text().to_owned());
+        self.note_fault(failure, offset);
         self.counters.range_retries += 1;
         self.pace.fault();
         now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, attempt))
@@ -292,6 +326,9 @@ impl Context {
 
     pub(super) fn unavailable(&self) -> Finish {
         let why = self.last_fault.as_deref().unwrap_or("no answer");
+        if self.archived {
+            return failed(FailureKind::Archived, why);
+        }
         failed(
             FailureKind::Unavailable,
             format!("the remote tier does not answer: {why}"),
@@ -425,14 +462,5 @@ pub(super) fn failed(kind: FailureKind, text: impl Into<String>) -> Finish {
     Finish::Failed {
         kind,
         text: text.into(),
-    }
-}
-
-pub(super) fn text_of(failure: &Failure) -> &str {
-    match failure {
-        Failure::Transient(text)
-        | Failure::Stalled(text)
-        | Failure::NotFound(text)
-        | Failure::Corrupt(text) => text,
     }
 }

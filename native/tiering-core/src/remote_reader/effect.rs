@@ -51,6 +51,8 @@ pub enum FailureKind {
     Lost,
     /// The store, or knowledge of the manifest, did not come back in time.
     Unavailable,
+    /// The object is in an archive class, and nobody has restored it in time.
+    Archived,
     /// A mistake of ours.
     Bug,
 }
@@ -63,6 +65,7 @@ impl FailureKind {
             Self::Corrupt => "corrupt",
             Self::Lost => "lost",
             Self::Unavailable => "unavailable",
+            Self::Archived => "archived",
             Self::Bug => "bug",
         }
     }
@@ -146,6 +149,14 @@ pub enum Effect {
     },
     /// Put this chunk into the [`ReadyQueue`](super::ReadyQueue).
     Deliver(Chunk),
+    /// Somebody should look: a place that cannot be read, for a reason that does not pass by itself. Said again as long as it
+    /// lasts. It is over when a reader comes past the place, or the place is no longer in the manifest.
+    Alarm {
+        /// [`FailureKind::Corrupt`], [`FailureKind::Lost`] or [`FailureKind::Archived`].
+        kind: FailureKind,
+        /// The offset that cannot be read.
+        offset: u64,
+    },
     /// Nothing comes after this; what is still running, waiting or granted is the driver's to drop.
     Finish(Finish),
 }

@@ -225,6 +225,7 @@ impl RemoteReader {
                 true
             }
             Next::Finish(finish) => {
+                let place = self.place();
                 if let Phase::Streaming(streaming) = &mut self.phase {
                     streaming.cancel(&mut self.context);
                 }
@@ -233,11 +234,26 @@ impl RemoteReader {
                     let counters = &mut self.context.counters;
                     counters.corrupt_ends += u64::from(*kind == FailureKind::Corrupt);
                     counters.lost_ends += u64::from(*kind == FailureKind::Lost);
+                    if matches!(kind, FailureKind::Corrupt | FailureKind::Lost) {
+                        self.context.emit(Effect::Alarm {
+                            kind: *kind,
+                            offset: place,
+                        });
+                    }
                 }
                 self.phase = Phase::Finished;
                 self.context.emit(Effect::Finish(finish));
                 false
             }
+        }
+    }
+
+    /// The offset that the consumer has not been given yet.
+    fn place(&self) -> u64 {
+        match &self.phase {
+            Phase::Placing(placing) => placing.place(),
+            Phase::Streaming(streaming) => streaming.place(),
+            Phase::Finished => 0,
         }
     }
 

@@ -11,7 +11,7 @@ use log_format::fragment::{self, INDEX_RECORD_BYTES};
 use log_format::manifest::{Group, Root};
 
 use super::assembly::DATA_START;
-use super::context::{Context, Damaged, Lookup, LookupKind, failed, text_of};
+use super::context::{Context, Damaged, Lookup, LookupKind, failed};
 use super::cursor::{FragmentCursor, Step};
 use super::effect::{FailureKind, Finish, FragmentRef, GroupRef};
 use super::event::{ManifestView, Start};
@@ -32,6 +32,8 @@ pub(super) struct Placing {
     skip: Option<Skip>,
     cursor: Option<FragmentCursor>,
     manifest_next_offset: u64,
+    /// First offset of the object that was looked at last.
+    looked_at: u64,
 }
 
 impl Placing {
@@ -42,6 +44,7 @@ impl Placing {
             skip: None,
             cursor: None,
             manifest_next_offset: 0,
+            looked_at: 0,
         }
     }
 
@@ -65,6 +68,14 @@ impl Placing {
                 skip: Some(skip),
                 ..Self::new(Start::Offset(expected_offset))
             },
+        }
+    }
+
+    /// The offset that is to be delivered next, as far as it is known.
+    pub(super) fn place(&self) -> u64 {
+        match self.target {
+            Start::Offset(offset) => offset,
+            Start::Timestamp(_) => self.looked_at,
         }
     }
 
@@ -209,6 +220,7 @@ impl Placing {
             LookupKind::Group(group) => (group.first_offset, group.uid),
             LookupKind::Index { fragment, .. } => (fragment.first_offset, fragment.uid),
         };
+        self.looked_at = object.0;
         match outcome {
             Ok(bytes) => {
                 context.progress(now_ms);
@@ -237,8 +249,8 @@ impl Placing {
                 }
                 _ => damaged(context, now_ms, lookup, text),
             },
-            Err(failure @ (Failure::Transient(_) | Failure::Stalled(_))) => {
-                context.postpone_lookup(now_ms, lookup, text_of(&failure).to_owned());
+            Err(failure @ (Failure::Transient(_) | Failure::Stalled(_) | Failure::Archived(_))) => {
+                context.postpone_object(now_ms, lookup, &failure, self.place());
                 Next::Stay
             }
         }

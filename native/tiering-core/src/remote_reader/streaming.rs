@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::assembly::{Assembly, Cut, DATA_START};
-use super::context::{Context, Lookup, LookupKind, failed, text_of};
+use super::context::{Context, Lookup, LookupKind, failed};
 use super::cursor::{FragmentCursor, Step};
 use super::effect::{Effect, FailureKind, Finish, FragmentRef};
 use super::event::Start;
@@ -91,6 +91,11 @@ impl Streaming {
 
     pub(super) fn owes_store(&self) -> bool {
         self.ranges.owing() > 0
+    }
+
+    /// The offset that is to be cut next.
+    pub(super) const fn place(&self) -> u64 {
+        self.assembly.expected_offset()
     }
 
     pub(super) fn next_due_ms(&self) -> Option<u64> {
@@ -509,7 +514,11 @@ impl Streaming {
                     range.damaged += 1;
                     range.past_cache = true;
                 }
-                let until_ms = context.fault(now_ms, range.attempts, &failure);
+                let offset = range
+                    .fragment
+                    .first_offset
+                    .max(self.assembly.expected_offset());
+                let until_ms = context.fault(now_ms, range.attempts, &failure, offset);
                 self.ranges.ended_early(id, until_ms);
             }
         }
@@ -541,8 +550,9 @@ impl Streaming {
                 Next::Stay
             }
             Err(Failure::Corrupt(text)) => damaged(context, now_ms, lookup, text),
-            Err(failure @ (Failure::Transient(_) | Failure::Stalled(_))) => {
-                context.postpone_lookup(now_ms, lookup, text_of(&failure).to_owned());
+            Err(failure @ (Failure::Transient(_) | Failure::Stalled(_) | Failure::Archived(_))) => {
+                let offset = group.first_offset.max(self.assembly.expected_offset());
+                context.postpone_object(now_ms, lookup, &failure, offset);
                 Next::Stay
             }
         }

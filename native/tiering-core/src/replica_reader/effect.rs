@@ -138,6 +138,16 @@ pub enum Effect {
         /// Offset at which uploading goes on.
         to_offset: u64,
     },
+    /// History was given up: part of it is proven to be unreadable. The root that names it stays in the bucket, with all that it
+    /// names.
+    Abandoned {
+        /// The root.
+        root: StoredObject,
+        /// First offset of what was given up.
+        first_offset: u64,
+        /// Offset after its last record.
+        next_offset: u64,
+    },
     /// A problem began, changed (said once per change), or ended (`None`).
     Problem {
         /// Kind and text.

@@ -44,7 +44,7 @@ pub use event::{
     CommitOutcome, Event, Failure, Pointer, PointerRead, RetentionBound, ScanBatch, ScanEnd,
     ScannedChunk, Witness,
 };
-pub use settings::{Backoff, RetryPolicy, Settings};
+pub use settings::{Backoff, Proof, RetryPolicy, Settings};
 pub use status::{Activity, Counters, Status};
 
 use drain::Drain;
@@ -97,6 +97,8 @@ pub struct ReplicaReader {
     garbage: BTreeMap<StoredObject, u64>,
     /// Entries of the root that was found: the one reason for which there may be too many.
     adopted_entries: usize,
+    /// The root that names history which this machine has given up. Never deleted: it is the way back.
+    abandoned: Option<StoredObject>,
 
     drain: Drain,
     anchor: Anchor,
@@ -139,6 +141,7 @@ impl ReplicaReader {
             unconfirmed: false,
             garbage: BTreeMap::new(),
             adopted_entries: 0,
+            abandoned: None,
             drain: Drain::default(),
             anchor: Anchor::Unneeded,
             anchor_failures: 0,

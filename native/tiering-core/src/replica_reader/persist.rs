@@ -186,7 +186,12 @@ impl ReplicaReader {
                 let report = self.persist.failures + 1 >= PASSING_IS_A_PROBLEM_AFTER;
                 self.persist_failed(work, text, report);
             }
-            Err(Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text)) => {
+            Err(
+                Failure::Stalled(text)
+                | Failure::Archived(text)
+                | Failure::NotFound(text)
+                | Failure::Corrupt(text),
+            ) => {
                 self.persist_failed(work, text, true);
             }
         }
@@ -383,7 +388,9 @@ impl ReplicaReader {
         let replaced = self
             .pointer
             .map(root_of)
-            .filter(|root| *root != root_of(new));
+            .filter(|root| *root != root_of(new))
+            // It names what was given up: the way back.
+            .filter(|root| Some(*root) != self.abandoned);
         let unread = match mutant!(DeleteReplacedRootAtOnce) {
             true => replaced,
             false => std::mem::replace(&mut self.persist.replaced, replaced),

@@ -36,7 +36,8 @@ pub fn deletion_set(machine: &ReplicaReader, effect: &Effect) -> bool {
             return machine
                 .pointer
                 .is_some_and(|pointer| (pointer.epoch, pointer.uid) == (*epoch, *uid))
-                || machine.persist.replaced == Some(*object);
+                || machine.persist.replaced == Some(*object)
+                || machine.abandoned == Some(*object);
         }
         let entries = [&machine.persisted.entries, &machine.manifest.entries];
         entries

@@ -7,6 +7,9 @@
 //! is the authority for what it has. What lies below its first offset is common to both timelines and stays; the manifest is cut
 //! back to that offset, published at once, and persisted without waiting for a fragment. Objects that it no longer names are
 //! left in the bucket: they may hold the only copy of records that were acknowledged, and say themselves what they are.
+//!
+//! A group that has to be read for that, and cannot be, is waited for. Only what is proven to be lost is given up, and the root
+//! that named it stays: see [`Effect::Abandoned`] and docs/decisions/0019.
 
 use std::sync::Arc;
 
@@ -14,7 +17,8 @@ use log_format::manifest::Root;
 
 use crate::mutants::mutant;
 
-use super::{Effect, Recovery, ReplicaReader, StoredObject};
+use super::tree::Left;
+use super::{Effect, Pointer, Recovery, ReplicaReader, StoredObject};
 
 /// A recovery that waits: for a persist that is under way, or because the last one was not long ago.
 #[derive(Debug, Clone, Copy)]
@@ -97,12 +101,17 @@ impl ReplicaReader {
             (Recovery::RemoteTierAhead, Some(floor)) => floor,
             (Recovery::LocalLogAhead | Recovery::RemoteTierAhead, None) => reset.floor,
         };
-        let kept = match reset.kind {
-            Recovery::LocalLogAhead => Root::empty_at(floor),
-            Recovery::RemoteTierAhead => match self.cut_back(floor) {
-                Some(root) => root,
-                None => return,
-            },
+        let left = match reset.kind {
+            Recovery::LocalLogAhead => Some(Left::Cut(Root::empty_at(floor))),
+            Recovery::RemoteTierAhead => self.cut_back(floor),
+        };
+        let kept = match left {
+            Some(Left::Cut(root)) => root,
+            Some(Left::Abandoned(root)) => {
+                self.abandon_history(floor);
+                root
+            }
+            None => return,
         };
         self.reset = None;
         let from_offset = self.manifest.next_offset;
@@ -121,7 +130,8 @@ impl ReplicaReader {
                     self.condemn(&persisted.entries);
                 }
             }
-            Recovery::RemoteTierAhead => {}
+            // What an earlier recovery has condemned may be named by what is kept.
+            Recovery::RemoteTierAhead => self.pardon(),
         }
         self.abandon_tree();
         self.manifest = kept;
@@ -159,5 +169,23 @@ impl ReplicaReader {
                 self.persist.at_once = self.revision() > 0;
             }
         }
+    }
+
+    /// What the persisted manifest has below the offset is given up. Its root stays, and everything that it may name.
+    fn abandon_history(&mut self, next_offset: u64) {
+        let Some(Pointer { epoch, uid, .. }) = self.pointer else {
+            return;
+        };
+        self.counters.histories_abandoned += 1;
+        let root = StoredObject::Root { epoch, uid };
+        self.abandoned = Some(root);
+        let persisted = Arc::clone(&self.persisted);
+        self.garbage
+            .retain(|object, end_offset| !super::may_name(&persisted, object, *end_offset));
+        self.effects.push_back(Effect::Abandoned {
+            root,
+            first_offset: persisted.first_offset,
+            next_offset: next_offset.min(persisted.next_offset),
+        });
     }
 }

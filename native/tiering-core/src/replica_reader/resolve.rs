@@ -148,7 +148,9 @@ impl ReplicaReader {
             Err(Failure::Transient(text)) => {
                 self.resolve_failed(ProblemKind::Manifest, text, self.resolve_failures > 0)
             }
-            Err(Failure::Stalled(text)) => self.resolve_failed(ProblemKind::Manifest, text, true),
+            Err(Failure::Stalled(text) | Failure::Archived(text)) => {
+                self.resolve_failed(ProblemKind::Manifest, text, true)
+            }
             Err(Failure::Corrupt(text)) => {
                 self.resolve_failed(
                     ProblemKind::Manifest,

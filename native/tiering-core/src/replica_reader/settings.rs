@@ -28,6 +28,8 @@ pub struct Settings {
     pub scan_max_chunks: usize,
     /// Waiting times.
     pub retry: RetryPolicy,
+    /// What it takes to give up history that cannot be read.
+    pub proof: Proof,
 }
 
 impl Default for Settings {
@@ -45,6 +47,7 @@ impl Default for Settings {
             answer_deadline_ms: 60_000,
             scan_max_chunks: 4_096,
             retry: RetryPolicy::default(),
+            proof: Proof::default(),
         }
     }
 }
@@ -74,6 +77,29 @@ impl Settings {
                 recovery: usable(self.retry.recovery),
             },
             ..self
+        }
+    }
+}
+
+/// How much evidence is proof that an object is lost: so many answers of the store that say so, and none of another kind, over at
+/// least so long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// Answers in a row.
+    pub answers: u32,
+    /// Time from the first of them.
+    pub over_ms: u64,
+}
+
+impl Default for Proof {
+    /// A store says wrong things in earnest for a while after a failover to a copy that is behind, and whoever has deleted
+    /// something by mistake needs the time to bring it back: an hour. Being patient costs that the stream is not tiered meanwhile,
+    /// which is what any outage of the store costs. The number is a guard against a machine that was asleep between two answers:
+    /// an hour of retries makes over a hundred.
+    fn default() -> Self {
+        Self {
+            answers: 20,
+            over_ms: 60 * 60 * 1_000,
         }
     }
 }

@@ -106,12 +106,14 @@ pub struct Counters {
     pub groups_deleted: u64,
     /// Tries to write or read a group that failed.
     pub group_failures: u64,
+    /// Times that history was given up because part of it was proven to be unreadable.
+    pub histories_abandoned: u64,
 }
 
 impl Counters {
     /// Every counter with its name, in a stable order.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 21] {
+    pub fn named(&self) -> [(&'static str, u64); 22] {
         [
             ("transfers_completed", self.transfers_completed),
             ("transfer_retries", self.transfer_retries),
@@ -140,6 +142,7 @@ impl Counters {
             ("mega_groups_created", self.mega_groups_created),
             ("groups_deleted", self.groups_deleted),
             ("group_failures", self.group_failures),
+            ("histories_abandoned", self.histories_abandoned),
         ]
     }
 }

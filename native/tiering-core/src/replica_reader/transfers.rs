@@ -299,7 +299,10 @@ impl ReplicaReader {
                 self.transfers.set(reference, State::Done { uid: 0 }, 0);
                 return;
             }
-            Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text) => {
+            Failure::Stalled(text)
+            | Failure::Archived(text)
+            | Failure::NotFound(text)
+            | Failure::Corrupt(text) => {
                 self.counters.stalled_retries += 1;
                 transfer.stalled_failures = transfer.stalled_failures.saturating_add(1);
                 let doublings = transfer.stalled_failures - 1;

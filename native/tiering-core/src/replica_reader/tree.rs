@@ -20,6 +20,8 @@ mod clearing;
 mod opening;
 
 use clearing::Condemned;
+use opening::Evidence;
+pub(super) use opening::Left;
 
 /// Groups that may wait for a persist: they are kept in memory until then, to be cleared away if it never comes.
 const FRESH_MAX: usize = 4;
@@ -105,6 +107,8 @@ pub(super) struct Tree {
     descent: Retry,
     clearing: Retry,
     opening: Retry,
+    /// That the group which `opening` tries to read is not to be had.
+    evidence: Evidence,
     /// The persisted manifest, being cut back to where the local log starts.
     cutting: Option<(Arc<Root>, CutBack)>,
     leading: LeadingGroups,
@@ -433,12 +437,7 @@ impl ReplicaReader {
         let retry = retry(&mut self.tree);
         retry.failures = doublings.saturating_add(1);
         retry.at_ms = Some(self.now_ms.saturating_add(delay_ms.max(1)));
-        let (passing, text) = match failure {
-            Failure::Transient(text) => (true, text),
-            Failure::Stalled(text) | Failure::NotFound(text) | Failure::Corrupt(text) => {
-                (false, text)
-            }
-        };
+        let (passing, text) = (matches!(failure, Failure::Transient(_)), failure.text());
         if !passing || doublings + 1 >= PASSING_IS_A_PROBLEM_AFTER {
             self.problems
                 .set(ProblemKind::Group, format!("{what}: {text}"));

@@ -23,7 +23,7 @@ use crate::clock::random_u64;
 use crate::engine::Shared;
 use crate::manifests::ManifestState;
 use crate::read_cache::BLOCK_BYTES;
-use crate::remote_tier::{StoreError, StoreErrorKind};
+use crate::remote_tier::{StoreError, failure};
 use crate::settings::Config;
 
 /// How long a look-up of a manifest that is not known waits for it to become known. The machine counts the attempts.
@@ -212,8 +212,16 @@ impl Driver {
                 }
                 Effect::Reserve { bytes } => self.reserve(bytes),
                 Effect::Release { bytes } => self.share.release(bytes),
+                Effect::Alarm { kind, offset } => {
+                    self.shared.alarms.raise(&self.stream_id, offset, kind);
+                }
                 Effect::Deliver(chunk) => {
                     let stats = &self.shared.stats;
+                    let header = &chunk.header;
+                    let end = header.next_offset().unwrap_or(u64::MAX);
+                    self.shared
+                        .alarms
+                        .passed(&self.stream_id, header.chunk_id..end);
                     stats.read_delivered_bytes.add(chunk.bytes.len() as u64);
                     wake |= self.outlet.lock().push(chunk);
                 }
@@ -381,21 +389,6 @@ fn fetched(id: u64, outcome: Result<Bytes, StoreError>) -> Event {
     Event::Fetched {
         id,
         outcome: outcome.map_err(|error| failure(&error)),
-    }
-}
-
-fn failure(error: &StoreError) -> Failure {
-    let text = error.to_string();
-    match error.kind() {
-        kind if kind.is_retryable() => Failure::Transient(text),
-        // What stands between us and the store can spoil an answer; that is no proof that the object is spoilt.
-        StoreErrorKind::Malformed => Failure::Transient(text),
-        StoreErrorKind::NotFound => Failure::NotFound(text),
-        // The object is shorter than the manifest says, or larger than it can be.
-        StoreErrorKind::InvalidRange | StoreErrorKind::TooLarge | StoreErrorKind::Checksum => {
-            Failure::Corrupt(text)
-        }
-        _ => Failure::Stalled(text),
     }
 }
 

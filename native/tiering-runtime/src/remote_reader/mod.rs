@@ -5,6 +5,7 @@
 //!
 //! A consumer's read takes a lock that is held for the time of a queue operation only; bytes are parsed and checked outside it.
 
+mod alarms;
 mod driver;
 mod handle;
 mod memory;
@@ -14,4 +15,5 @@ mod tests;
 pub use handle::{ReaderHandle, Wake};
 pub use tiering_core::remote_reader::{FailureKind, Parts, ReadOutcome, Start};
 
+pub(crate) use alarms::Alarms;
 pub(crate) use memory::ReadMemory;

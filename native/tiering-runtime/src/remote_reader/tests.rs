@@ -382,6 +382,58 @@ fn faults_of_the_store_are_borne() {
     assert_eq!(world.stat("tasks_lost"), 1);
 }
 
+/// An ingress without backends, for as many answers as used to end a reader as `lost`, and more.
+#[test]
+fn review_f9_a_404_that_nobody_has_signed_is_waited_out() {
+    let world = World::new(100, true, |_| ());
+    world.publish();
+    world
+        .faults
+        .inject(Fault::fail(Operation::GetRange, StoreErrorKind::Bare404).times(8));
+    // A listing that the same ingress answers proves nothing either.
+    world
+        .faults
+        .inject(Fault::fail(Operation::List, StoreErrorKind::Bare404).times(4));
+    let mut reader = world.reader(Start::Offset(0));
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 100 }
+    );
+    assert!(reader.read == world.chunks);
+    assert_eq!(world.stat("readers_lost"), 0);
+    assert_eq!(world.stat("places_lost"), 0);
+    assert_eq!(world.stat("request_errors_bare_404"), 8 + 4);
+    assert_eq!(world.stat("list_requests"), 8);
+}
+
+#[test]
+fn an_archived_object_is_an_alarm_until_it_is_restored() {
+    let world = World::new(100, true, |_| ());
+    world.publish();
+    let key = fragment_key(50, 2);
+    world.faults.inject(
+        Fault::fail(Operation::GetRange, StoreErrorKind::Archived)
+            .on(&key)
+            .times(u32::MAX),
+    );
+    let mut reader = world.reader(Start::Offset(0));
+    // The second request is the answer to the first one's failure.
+    let deadline = std::time::Instant::now() + SOON;
+    while world.stat("request_errors_archived") < 2 {
+        assert!(std::time::Instant::now() < deadline, "asked again");
+        assert_eq!(reader.take(), ReadOutcome::Wait);
+        std::thread::yield_now();
+    }
+    assert_eq!(world.stat("places_archived"), 1);
+    world.faults.heal();
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 100 }
+    );
+    assert!(reader.read == world.chunks);
+    assert_eq!(world.stat("places_archived"), 0, "restored");
+}
+
 #[test]
 fn damage_that_stays_ends_the_reader_loudly() {
     let world = World::new(100, true, |_| ());
@@ -402,6 +454,21 @@ fn damage_that_stays_ends_the_reader_loudly() {
     assert_eq!(world.stat("readers_failed"), 1);
     assert_eq!(world.stat("readers_corrupt"), 1);
     assert_eq!(world.stat("read_refetches_past_cache"), 1);
+    assert_eq!(world.stat("places_corrupt"), 1);
+    // Restored: the next reader comes past the place, and the alarm is over.
+    object_restored(&world, &key);
+    let mut reader = world.reader(Start::Offset(50));
+    assert_eq!(
+        reader.run_to_the_end(),
+        ReadOutcome::Local { next_offset: 100 }
+    );
+    assert_eq!(world.stat("places_corrupt"), 0);
+}
+
+fn object_restored(world: &World, key: &str) {
+    let mut object = world.memory.object(key).expect("there").bytes.to_vec();
+    object[100] ^= 1;
+    world.memory.insert(key, object);
 }
 
 #[test]

@@ -8,8 +8,12 @@ use std::fmt;
 /// The kinds of failure that callers tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StoreErrorKind {
-    /// The object is not there.
+    /// The object is not there: the store said so by its code, or a listing of that very key agrees.
     NotFound,
+    /// A 404 without the code of a store. Anybody between us and the store may have said it; it proves nothing.
+    Bare404,
+    /// The object is in an archive class: it is there, and cannot be read before somebody restores it.
+    Archived,
     /// A condition of the request did not hold (409, 412).
     Precondition,
     /// The credentials are missing, wrong, or may not do this.
@@ -22,8 +26,10 @@ pub enum StoreErrorKind {
     Checksum,
     /// The range asked for lies outside the object.
     InvalidRange,
-    /// The answer is larger than the caller allows.
+    /// The object is larger than the caller allows.
     TooLarge,
+    /// The store, or somebody before it, does not take a body of this size (413).
+    BodyRefused,
     /// The store asks to slow down (429, 503 SlowDown).
     Throttled,
     /// The store failed (5xx).
@@ -52,6 +58,8 @@ impl StoreErrorKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
+            Self::Bare404 => "bare_404",
+            Self::Archived => "archived",
             Self::Precondition => "precondition",
             Self::AccessDenied => "access_denied",
             Self::NoSuchBucket => "no_such_bucket",
@@ -59,6 +67,7 @@ impl StoreErrorKind {
             Self::Checksum => "checksum",
             Self::InvalidRange => "invalid_range",
             Self::TooLarge => "too_large",
+            Self::BodyRefused => "body_refused",
             Self::Throttled => "throttled",
             Self::Server => "server",
             Self::Timeout => "timeout",
@@ -77,9 +86,12 @@ impl StoreErrorKind {
     pub const fn is_retryable(self) -> bool {
         match self {
             Self::Throttled | Self::Server | Self::Timeout | Self::Connection => true,
+            // Whoever said it was not the store.
+            Self::Bare404 | Self::Malformed => true,
             // 501 is "never implemented", not "failed this time"; it arrives here and not as Server.
             Self::Unexpected(status) => status == 408,
             Self::NotFound
+            | Self::Archived
             | Self::Precondition
             | Self::AccessDenied
             | Self::NoSuchBucket
@@ -87,24 +99,26 @@ impl StoreErrorKind {
             | Self::Checksum
             | Self::InvalidRange
             | Self::TooLarge
+            | Self::BodyRefused
             | Self::Tls
-            | Self::Malformed
             | Self::LocalRead
             | Self::LocalGone
             | Self::LocalCorrupt => false,
         }
     }
 
-    /// The kind that a bare HTTP status stands for, when the body said nothing better.
+    /// The kind that a bare HTTP status stands for, when the body said nothing better. A status alone is no proof of anything
+    /// about an object: that takes a code.
     #[must_use]
     pub const fn from_status(status: u16) -> Self {
         match status {
             301 | 307 => Self::WrongRegion,
             401 | 403 => Self::AccessDenied,
-            404 => Self::NotFound,
+            404 => Self::Bare404,
             408 => Self::Timeout,
             409 | 412 => Self::Precondition,
-            416 => Self::InvalidRange,
+            413 => Self::BodyRefused,
+            416 => Self::Malformed,
             429 => Self::Throttled,
             501 => Self::Unexpected(501),
             500..=599 => Self::Server,
@@ -118,6 +132,8 @@ impl StoreErrorKind {
         Some(match code {
             "NoSuchKey" => Self::NotFound,
             "NoSuchBucket" => Self::NoSuchBucket,
+            "InvalidObjectState" => Self::Archived,
+            "EntityTooLarge" => Self::BodyRefused,
             "AccessDenied"
             | "InvalidAccessKeyId"
             | "SignatureDoesNotMatch"
@@ -202,13 +218,13 @@ mod tests {
 
     #[test]
     fn retryable_is_a_property_of_the_error() {
-        for status in [408, 429, 500, 502, 503, 504, 507] {
+        for status in [404, 408, 416, 429, 500, 502, 503, 504, 507] {
             assert!(
                 StoreErrorKind::from_status(status).is_retryable(),
                 "{status}"
             );
         }
-        for status in [301, 400, 403, 404, 409, 411, 412, 416, 501] {
+        for status in [301, 400, 403, 409, 411, 412, 413, 501] {
             assert!(
                 !StoreErrorKind::from_status(status).is_retryable(),
                 "{status}"

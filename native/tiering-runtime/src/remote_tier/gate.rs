@@ -8,7 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
-use super::{DeleteOutcome, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreFuture};
+use super::{
+    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreFuture,
+};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -103,6 +105,10 @@ impl RemoteTier for Gate {
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         self.inner.get(key, max_bytes)
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        self.inner.get_described(key, max_bytes)
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {

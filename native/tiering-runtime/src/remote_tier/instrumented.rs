@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    DeleteOutcome, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError, StoreFuture,
+    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError,
+    StoreFuture,
 };
 use crate::stats::{Stat, Stats};
 
@@ -74,6 +75,16 @@ impl RemoteTier for Instrumented {
             self.inner.get(key, max_bytes),
             |stats, bytes| {
                 stats.received_bytes.add(bytes.len() as u64);
+            },
+        )
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        self.count(
+            &self.stats.get_requests,
+            self.inner.get_described(key, max_bytes),
+            |stats, answer| {
+                stats.received_bytes.add(answer.bytes.len() as u64);
             },
         )
     }

@@ -3,8 +3,8 @@
 //! Owns requests and answers of an object store. Does not own what the objects mean, when to retry an upload,
 //! or how many requests run at once.
 //!
-//! Order of the wrappers, outside first: `retrying` (only for requests that no machine repeats) over `instrumented` over `s3`,
-//! so that each attempt counts.
+//! Order of the wrappers, outside first: `retrying` (only for requests that no machine repeats) over `proving` over `instrumented`
+//! over `s3`, so that each attempt counts. What a failure means to a machine is said in `meaning`, and nowhere else.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,6 +19,8 @@ mod error;
 #[cfg(test)]
 pub(crate) mod gate;
 mod instrumented;
+mod meaning;
+mod proving;
 mod retrying;
 mod s3;
 #[cfg(any(test, feature = "testing"))]
@@ -26,6 +28,8 @@ pub mod testing;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use instrumented::Instrumented;
+pub(crate) use meaning::failure;
+pub use proving::Proving;
 pub use retrying::{Retrying, RetryingPolicy};
 pub use s3::S3RemoteTier;
 
@@ -50,6 +54,9 @@ pub trait RemoteTier: Send + Sync + 'static {
 
     /// A whole object of at most `max_bytes`; a longer one is `TooLarge` and is not buffered.
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes>;
+
+    /// The same with the object's user metadata.
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described>;
 
     /// The bytes `range.start..range.end` of an object. Shorter only where the object ends; starting past the end is `InvalidRange`.
     /// An empty range is an error of the caller (`InvalidRange`).
@@ -142,6 +149,15 @@ pub trait BodySource: Send + Sync + 'static {
 pub struct ObjectMeta {
     /// Length of the object.
     pub size_bytes: u64,
+    /// User metadata, names in lower case without the `x-amz-meta-` part.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Answer of `get_described`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// The whole object.
+    pub bytes: Bytes,
     /// User metadata, names in lower case without the `x-amz-meta-` part.
     pub metadata: BTreeMap<String, String>,
 }

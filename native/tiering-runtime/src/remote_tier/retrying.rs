@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{DeleteOutcome, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture};
+use super::{
+    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture,
+};
 use crate::clock::random_uid;
 use crate::stats::Stats;
 
@@ -89,6 +91,10 @@ impl RemoteTier for Retrying {
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         Box::pin(self.retry(move || self.inner.get(key, max_bytes)))
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        Box::pin(self.retry(move || self.inner.get_described(key, max_bytes)))
     }
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {

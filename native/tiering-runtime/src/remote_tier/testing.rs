@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
-    RemoteTier, StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest,
+    RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// One stored object.
@@ -63,6 +63,13 @@ impl MemoryTier {
         };
         lock(&self.objects).insert(key.to_owned(), object);
         self.changed.notify_waiters();
+    }
+
+    /// Gives an object a piece of metadata without a request.
+    pub fn describe(&self, key: &str, name: &str, value: &str) {
+        if let Some(object) = lock(&self.objects).get_mut(key) {
+            object.metadata.insert(name.to_owned(), value.to_owned());
+        }
     }
 
     /// Removes an object without a request.
@@ -135,6 +142,14 @@ impl RemoteTier for MemoryTier {
             } else {
                 Ok(bytes)
             }
+        })
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        Box::pin(async move {
+            let bytes = self.get(key, max_bytes).await?;
+            let metadata = self.load(key)?.metadata;
+            Ok(Described { bytes, metadata })
         })
     }
 
@@ -416,6 +431,18 @@ impl RemoteTier for Faulty {
             key.to_owned(),
             self.inner.get(key, max_bytes),
             flip_bit,
+        )
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
+        self.pass(
+            Operation::Get,
+            key.to_owned(),
+            self.inner.get_described(key, max_bytes),
+            |answer| Described {
+                bytes: flip_bit(answer.bytes),
+                ..answer
+            },
         )
     }
 

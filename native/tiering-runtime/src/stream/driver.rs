@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tiering_core::replica_reader::{
-    Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd, Settings,
-    StopReason,
+    Activity, Effect, Event, Failure, Pointer, Problem, ReplicaReader, ScanBatch, ScanEnd,
+    Settings, StopReason,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
@@ -25,6 +25,10 @@ use crate::engine::Shared;
 use crate::local_log::{ScanRequest, Scanner};
 use crate::manifests::ResolvedManifest;
 use crate::settings::Config;
+
+mod abandoned;
+
+use abandoned::RootName;
 
 /// The shell's own time limit for the metadata store is 30 s; its answer should be the one that counts.
 const ANSWER_DEADLINE_MS: u64 = 35_000;
@@ -111,6 +115,7 @@ impl Task {
 /// What a task ended with.
 enum Done {
     Event(Event),
+    RootRead(Event, Option<RootName>),
     Scanned(Scanner, Event),
     Nothing,
 }
@@ -130,6 +135,8 @@ pub(super) struct Driver {
     anchor: Question,
     commit: Question,
     told_problem: Option<&'static str>,
+    /// The root that names history which was given up, and its key.
+    abandoned: Option<(RootName, Arc<str>)>,
     stopped: bool,
 }
 
@@ -145,6 +152,7 @@ impl Driver {
         let status = StreamStatus {
             machine: machine.status(),
             counters: machine.counters(),
+            abandoned_root: None,
         };
         let status = Arc::new(Mutex::new(status));
         shared.stats.streams_open.increment();
@@ -166,6 +174,7 @@ impl Driver {
             anchor: Question::default(),
             commit: Question::default(),
             told_problem: None,
+            abandoned: None,
             stopped: false,
         };
         (driver, status)
@@ -270,6 +279,13 @@ impl Driver {
         let task = self.running.remove(&id).map(|(task, _)| task);
         match ended {
             Ok((_, Done::Event(event))) => Some(event),
+            Ok((_, Done::RootRead(event, abandoned))) => {
+                // What comes too late says what was known before.
+                if self.machine.status().activity == Activity::Resolving {
+                    self.abandoned = abandoned.map(|name| (name, self.key_of(name)));
+                }
+                Some(event)
+            }
             Ok((_, Done::Scanned(scanner, event))) => {
                 self.scanner = Some(scanner);
                 Some(event)
@@ -293,6 +309,7 @@ impl Driver {
         let status = StreamStatus {
             machine: self.machine.status(),
             counters: self.machine.counters(),
+            abandoned_root: self.abandoned.as_ref().map(|(_, key)| Arc::clone(key)),
         };
         self.share
             .update(&self.workshop.shared.stats, &status.machine);
@@ -339,10 +356,15 @@ impl Driver {
             } => {
                 let work = self.workshop.clone().get_root(pointer);
                 self.spawn(Task::GetRoot { generation }, async move {
-                    Done::Event(Event::RootRead {
+                    let (outcome, abandoned) = match work.await {
+                        Ok((root, abandoned)) => (Ok(root), abandoned),
+                        Err(failure) => (Err(failure), None),
+                    };
+                    let event = Event::RootRead {
                         generation,
-                        outcome: work.await,
-                    })
+                        outcome,
+                    };
+                    Done::RootRead(event, abandoned)
                 });
             }
             Effect::PutRoot {
@@ -350,7 +372,8 @@ impl Driver {
                 epoch,
                 root,
             } => {
-                let work = self.workshop.clone().put_root(epoch, root);
+                let abandoned = self.abandoned.as_ref().map(|(name, _)| *name);
+                let work = self.workshop.clone().put_root(epoch, root, abandoned);
                 self.spawn(Task::PutRoot { generation }, async move {
                     Done::Event(Event::RootPut {
                         generation,
@@ -456,6 +479,11 @@ impl Driver {
                     to_offset,
                 });
             }
+            Effect::Abandoned {
+                root,
+                first_offset,
+                next_offset,
+            } => self.abandoned(root, first_offset, next_offset),
             Effect::Problem { problem } => self.tell_problem(problem),
             Effect::Stop { reason } => {
                 self.stopped = true;

@@ -2,6 +2,8 @@
 //!
 //! Owns names and limits of user metadata. ASCII only: other bytes are percent-encoded, and long names are cut.
 
+use std::collections::BTreeMap;
+
 use log_format::manifest::Group;
 use tiering_core::fragment_assembly::FragmentPlan;
 
@@ -10,6 +12,7 @@ use super::StreamConfig;
 /// S3 takes 2 KB of names and values in all; these three can be long, everything else is short.
 const STREAM_BYTES_MAX: usize = 600;
 const NAME_BYTES_MAX: usize = 400;
+const ABANDONED_ROOT: &str = "abandoned-root";
 
 /// Metadata of a fragment.
 pub(super) fn fragment(
@@ -30,17 +33,42 @@ pub(super) fn fragment(
     ]
 }
 
-/// Metadata of a root.
+/// Metadata of a root. One that names history which was given up is named by all that come after it.
 pub(super) fn root(
     stream: &StreamConfig,
     epoch: u64,
     next_offset: u64,
+    abandoned: Option<RootName>,
 ) -> Vec<(&'static str, String)> {
-    vec![
+    let mut all = vec![
         ("stream", encode(&stream.stream_id, STREAM_BYTES_MAX)),
         ("epoch", epoch.to_string()),
         ("next-offset", next_offset.to_string()),
-    ]
+    ];
+    let RootName { epoch, uid } = match abandoned {
+        Some(abandoned) => abandoned,
+        None => return all,
+    };
+    all.push((ABANDONED_ROOT, format!("{epoch}.{uid:08x}")));
+    all
+}
+
+/// A root of the same stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RootName {
+    pub(super) epoch: u64,
+    pub(super) uid: u32,
+}
+
+impl RootName {
+    /// The abandoned root that a root names, if it names one.
+    pub(super) fn of(metadata: &BTreeMap<String, String>) -> Option<Self> {
+        let (epoch, uid) = metadata.get(ABANDONED_ROOT)?.split_once('.')?;
+        Some(Self {
+            epoch: epoch.parse().ok()?,
+            uid: u32::from_str_radix(uid, 16).ok()?,
+        })
+    }
 }
 
 /// Metadata of a group.
@@ -93,6 +121,33 @@ mod tests {
         assert_eq!(encode("a b%ä", 100), "a%20b%25%C3%A4");
         assert_eq!(encode("aäb", 6), "a");
         assert_eq!(encode("aäb", 7), "a%C3%A4");
+    }
+
+    #[test]
+    fn a_root_names_the_one_that_was_abandoned() {
+        let stream = StreamConfig {
+            stream_id: "s".to_owned(),
+            directory: "d".into(),
+            epoch: 1,
+            queue: "q".to_owned(),
+            vhost: "/".to_owned(),
+        };
+        let read = |abandoned| {
+            let all = root(&stream, 3, 9, abandoned);
+            let all = all
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value));
+            RootName::of(&all.collect())
+        };
+        let name = RootName {
+            epoch: u64::MAX,
+            uid: 0xab,
+        };
+        assert_eq!((read(Some(name)), read(None)), (Some(name), None));
+        for nonsense in ["", "1", "1.", "x.1", "1.100000000", "1.2.3"] {
+            let all = BTreeMap::from([(ABANDONED_ROOT.to_owned(), nonsense.to_owned())]);
+            assert_eq!(RootName::of(&all), None, "{nonsense}");
+        }
     }
 
     #[test]

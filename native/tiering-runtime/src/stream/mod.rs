@@ -88,6 +88,15 @@ pub enum StreamPush {
         /// Where uploading goes on.
         to_offset: u64,
     },
+    /// History was given up: part of it is proven to be unreadable.
+    Abandoned {
+        /// Key of the root that names it, and stays.
+        root_key: String,
+        /// First offset of what was given up.
+        first_offset: u64,
+        /// Offset after its last record.
+        next_offset: u64,
+    },
     /// A problem began or changed.
     Problem {
         /// Stable name.
@@ -167,6 +176,8 @@ pub struct StreamStatus {
     pub machine: Status,
     /// What has happened since it was made.
     pub counters: Counters,
+    /// Key of a root that names history which was given up.
+    pub abandoned_root: Option<std::sync::Arc<str>>,
 }
 
 /// Where a stream's pushes go. Called from threads of the runtime, never from within a call of the shell; must not block.

@@ -502,3 +502,35 @@ fn who_hears_of_each_persist_fetches_a_root_once_and_knows_the_same_bytes() {
     assert!(follower.edits > 10, "{}", follower.edits);
     assert_eq!(follower.root(), world.root().encode());
 }
+
+#[test]
+fn an_abandoned_root_is_named_by_every_root_after_it() {
+    let mut world = World::new(|_| ());
+    let stream = world.open(1);
+    grow(&mut world, &stream, 2);
+    assert_eq!(stream.handle.status().abandoned_root, None);
+    drop(stream);
+    let pointer = world.pointer.expect("persisted");
+    let name = format!("root.{}.{:08x}.manifest", pointer.epoch, pointer.uid);
+    let roots = world.memory.keys();
+    let key = roots
+        .iter()
+        .find(|key| key.ends_with(&name))
+        .expect("there");
+    world.memory.describe(key, "abandoned-root", "7.000000ab");
+    let stream = world.open(2);
+    grow(&mut world, &stream, 6);
+    let shown = stream.handle.status().abandoned_root;
+    assert!(
+        shown.is_some_and(|key| key.ends_with("/metadata/root.7.000000ab.manifest")),
+        "shown"
+    );
+    let later: Vec<_> = (world.memory.keys().into_iter())
+        .filter(|key| key.contains("/metadata/root.2."))
+        .collect();
+    assert!(!later.is_empty());
+    for key in later {
+        let object = world.memory.object(&key).expect("there");
+        assert_eq!(object.metadata["abandoned-root"], "7.000000ab", "{key}");
+    }
+}

@@ -11,11 +11,12 @@ use log_format::manifest::{Group, Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::replica_reader::{Failure, Pointer, StoredObject};
 
-use super::{StreamConfig, metadata};
+use super::StreamConfig;
+use super::metadata::{self, RootName};
 use crate::clock::random_uid;
 use crate::engine::Shared;
 use crate::local_log::FragmentBody;
-use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind};
+use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind, failure};
 use crate::roots::{self, RootReadError};
 
 /// Ours have at most 1,024 entries; another program's threshold may be larger.
@@ -78,11 +79,15 @@ impl Workshop {
         }
     }
 
-    /// Reads the root that the pointer names.
-    pub(super) async fn get_root(self, pointer: Pointer) -> Result<Root, Failure> {
+    /// Reads the root that the pointer names, and which root it says was abandoned.
+    pub(super) async fn get_root(
+        self,
+        pointer: Pointer,
+    ) -> Result<(Root, Option<RootName>), Failure> {
         let Shared { tier, keys, .. } = &*self.shared;
         roots::get(tier, keys, &self.stream.stream_id, pointer)
             .await
+            .map(|(root, metadata)| (root, RootName::of(&metadata)))
             .map_err(|error| match error {
                 RootReadError::Store(error) => failure(&error),
                 RootReadError::Corrupt(text) => Failure::Corrupt(text),
@@ -90,14 +95,19 @@ impl Workshop {
     }
 
     /// Stores a root; the answer is the random part of its key.
-    pub(super) async fn put_root(self, epoch: u64, root: Arc<Root>) -> Result<u32, Failure> {
+    pub(super) async fn put_root(
+        self,
+        epoch: u64,
+        root: Arc<Root>,
+        abandoned: Option<RootName>,
+    ) -> Result<u32, Failure> {
         let uid = random_uid();
         let bytes = bytes::Bytes::from(root.encode());
         let request = PutRequest {
             key: self.shared.keys.root(&self.stream.stream_id, epoch, uid),
             crc32: crc::crc32(&bytes),
             body: PutBody::Bytes(bytes),
-            metadata: metadata::root(&self.stream, epoch, root.next_offset),
+            metadata: metadata::root(&self.stream, epoch, root.next_offset, abandoned),
         };
         match self.shared.tier.put(request).await {
             Ok(()) => {
@@ -196,17 +206,4 @@ const SLOWEST_BYTES_PER_MS: u64 = 16;
 
 fn transfer_deadline(configured_ms: u64, len_bytes: u64) -> Duration {
     Duration::from_millis(configured_ms.saturating_add(len_bytes / SLOWEST_BYTES_PER_MS))
-}
-
-/// What a failed request means to the machine.
-fn failure(error: &StoreError) -> Failure {
-    let text = error.to_string();
-    match error.kind() {
-        kind if kind.is_retryable() => Failure::Transient(text),
-        StoreErrorKind::NotFound | StoreErrorKind::LocalGone => Failure::NotFound(text),
-        StoreErrorKind::Malformed | StoreErrorKind::TooLarge | StoreErrorKind::LocalCorrupt => {
-            Failure::Corrupt(text)
-        }
-        _ => Failure::Stalled(text),
-    }
 }

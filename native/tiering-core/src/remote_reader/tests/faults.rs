@@ -393,3 +393,56 @@ fn what_came_of_a_range_before_it_broke_is_not_asked_for_again() {
     assert_eq!(run.delivered(), run.world.chunks_from(0));
     assert_eq!(run.reader.counters().range_retries, 1);
 }
+
+#[test]
+fn an_archived_object_is_waited_for_and_somebody_is_called() {
+    let archived = || Failure::Archived("restore it".to_owned());
+    let mut run = started(stream());
+    run.fail(What::Range, archived());
+    assert_eq!(run.alarms, [(FailureKind::Archived, 0)]);
+    run.sleep();
+    // It is restored in time: nothing is missing.
+    run.run_to_the_end();
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+
+    let mut run = started(stream());
+    while run.finish.is_none() {
+        if run
+            .requests
+            .iter()
+            .any(|request| request.what == What::Range)
+        {
+            run.fail(What::Range, archived());
+        }
+        run.sleep();
+    }
+    assert_eq!(run.now_ms, 60_000, "as long as for any other trouble");
+    match run.consume() {
+        ReadOutcome::Failed { kind, text } => {
+            assert_eq!(kind, FailureKind::Archived);
+            assert_eq!(text, "restore it");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_lost_or_damaged_calls_somebody_to_the_place() {
+    let mut run = Run::new(stream(), small(), Start::Offset(0));
+    run.answer_truly(What::Manifest);
+    while run.finish.is_none() {
+        while !run.queue.is_empty() {
+            run.consume();
+        }
+        match run.requests.first().cloned() {
+            Some(request) if request.what == What::Manifest => run.answer_truly(What::Manifest),
+            Some(request) if request.object.0 == 20 => {
+                run.answer(&request, Err(Failure::NotFound("gone".to_owned())));
+            }
+            Some(request) => run.answer_truly(request.what),
+            None => run.sleep(),
+        }
+    }
+    assert_eq!(kind_of(run.consume()), FailureKind::Lost);
+    assert_eq!(run.alarms, [(FailureKind::Lost, 20)]);
+}

@@ -252,6 +252,8 @@ pub struct Run {
     pub granted: u64,
     pub delivered: VecDeque<Bytes>,
     pub finish: Option<Finish>,
+    /// What somebody should look at.
+    pub alarms: Vec<(FailureKind, u64)>,
     pub max_outstanding: u64,
     /// Ranges that were asked of the store itself.
     pub past_cache: usize,
@@ -271,6 +273,7 @@ impl Run {
             granted: 0,
             delivered: VecDeque::new(),
             finish: None,
+            alarms: Vec::new(),
             max_outstanding: 0,
             past_cache: 0,
         };
@@ -358,6 +361,10 @@ impl Run {
                         .granted
                         .checked_sub(bytes)
                         .expect("no more than was granted");
+                    continue;
+                }
+                Effect::Alarm { kind, offset } => {
+                    self.alarms.push((kind, offset));
                     continue;
                 }
                 Effect::Deliver(chunk) => {

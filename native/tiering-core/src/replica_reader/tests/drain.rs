@@ -291,6 +291,7 @@ fn limits_of_nothing_do_not_stall_the_machine() {
         answer_deadline_ms: 0,
         scan_max_chunks: 0,
         retry,
+        proof: Proof::default(),
     };
     let mut rig = Rig::fresh_with(settings);
     rig.drain(0, 0);

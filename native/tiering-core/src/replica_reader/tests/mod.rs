@@ -36,6 +36,7 @@ fn settings() -> Settings {
         answer_deadline_ms: 60_000,
         scan_max_chunks: 100,
         retry: RetryPolicy::default(),
+        proof: Proof::default(),
     }
 }
 

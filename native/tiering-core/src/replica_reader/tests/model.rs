@@ -173,6 +173,7 @@ impl World {
                     self.zombies.extend::<Vec<_>>(cancelled);
                 }
                 Effect::Stop { reason } => panic!("nobody deposed or deleted anything: {reason:?}"),
+                Effect::Abandoned { .. } => panic!("nothing is ever lost"),
                 Effect::Recovered { .. } | Effect::Problem { .. } => {}
                 asked => self.waiting.push(asked),
             }

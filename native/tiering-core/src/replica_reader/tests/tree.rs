@@ -883,8 +883,12 @@ fn a_log_that_lost_its_end_opens_the_groups_that_reach_past_it_and_keeps_what_is
     rig.quiet_of_deletes();
 }
 
-#[test]
-fn a_log_that_lost_its_end_does_not_wait_for_ever_for_a_group_that_is_gone() {
+fn gone() -> Failure {
+    Failure::NotFound("404 NoSuchKey".to_owned())
+}
+
+/// A log that lost its end inside a group, which is asked for.
+fn lost_inside_a_group() -> Rig {
     let (root, _) = grown();
     let mut rig = Rig::confirmed(&root);
     rig.committed(30, 25);
@@ -892,15 +896,167 @@ fn a_log_that_lost_its_end_does_not_wait_for_ever_for_a_group_that_is_gone() {
         local_first_offset: 25,
         local_next_offset: 40,
     });
-    for _ in 0..8 {
-        rig.get_group(Err(Failure::NotFound("gone".to_owned())));
+    rig
+}
+
+impl Rig {
+    fn was_given_up(&self) -> bool {
+        let is_empty_root = |effect: &Effect| match effect {
+            Effect::Publish { root, .. } | Effect::PutRoot { root, .. } => root.is_empty(),
+            Effect::Abandoned { .. } => true,
+            _ => false,
+        };
+        self.effects.iter().any(is_empty_root)
+            || self.machine.counters().remote_tier_ahead_recoveries > 0
+    }
+
+    /// Answers the group's request, over and over, until there is as much proof as is wanted: less one answer.
+    fn almost_prove(&mut self, failure: &Failure) {
+        let Proof { answers, over_ms } = settings().proof;
+        let begun = self.now;
+        for _ in 1..answers {
+            self.get_group(Err(failure.clone()));
+            self.wait_until_due();
+        }
+        while self.now - begun < over_ms {
+            self.get_group(Err(failure.clone()));
+            self.wait_until_due();
+        }
+        assert!(!self.was_given_up());
+        assert_eq!(self.problem_now(), Some("group"));
+    }
+}
+
+#[test]
+fn review_f1_one_answer_of_another_kind_after_an_outage_gives_no_history_up() {
+    for failure in [gone(), Failure::Corrupt("no group".to_owned())] {
+        let mut rig = lost_inside_a_group();
+        for _ in 0..8 {
+            rig.get_group(Err(transient()));
+            rig.wait_until_due();
+        }
+        rig.get_group(Err(failure.clone()));
+        assert!(!rig.was_given_up(), "{:?}", rig.effects);
         assert_eq!(rig.problem_now(), Some("group"));
         rig.wait_until_due();
+        // Nor many of them in a short time.
+        for _ in 0..30 {
+            rig.get_group(Err(failure.clone()));
+            assert!(!rig.was_given_up(), "{:?}", rig.effects);
+            rig.wait_until_due();
+        }
+        // It comes back after all.
+        let (_, groups) = grown();
+        rig.get_group(Ok(groups[0].clone()));
+        rig.get_group(Ok(groups[2].clone()));
+        assert_eq!(rig.persist_as(100).next_offset, 25);
+        assert_eq!(rig.problem_now(), None);
     }
-    rig.get_group(Err(Failure::NotFound("gone".to_owned())));
-    rig.wait_until_due();
+}
+
+#[test]
+fn an_outage_of_any_length_is_no_evidence_and_takes_back_what_there_was() {
+    for passing in [
+        transient(),
+        forbidden(),
+        Failure::Archived("archived".to_owned()),
+    ] {
+        let mut rig = lost_inside_a_group();
+        for _ in 0..500 {
+            rig.get_group(Err(passing.clone()));
+            rig.wait_until_due();
+        }
+        rig.almost_prove(&gone());
+        rig.get_group(Err(passing.clone()));
+        rig.wait_until_due();
+        rig.almost_prove(&gone());
+        assert!(rig.now > 2 * settings().proof.over_ms);
+    }
+}
+
+#[test]
+fn history_that_is_proven_to_be_lost_is_given_up_and_its_root_stays_named() {
+    let mut rig = lost_inside_a_group();
+    rig.almost_prove(&gone());
+    rig.effects
+        .retain(|effect| matches!(effect, Effect::GetGroup { .. }));
+    rig.get_group(Err(gone()));
+    let (root, first_offset, next_offset) = rig.take(|effect| match *effect {
+        Effect::Abandoned {
+            root,
+            first_offset,
+            next_offset,
+        } => Some((root, first_offset, next_offset)),
+        _ => None,
+    });
+    assert_eq!((first_offset, next_offset), (0, 25));
+    assert_eq!(root, root_object(70), "what the pointer names");
     assert_eq!(rig.problem_now(), None);
     assert_eq!(*rig.persist_as(100), Root::empty_at(25));
+    rig.effects
+        .retain(|effect| matches!(effect, Effect::Scan { .. } | Effect::Delete { .. }));
+    rig.quiet_of_deletes();
+    // Each persist deletes the root before the last one, but not this one.
+    let mut deleted = Vec::new();
+    for persist in 0..3 {
+        rig.drain(25 + 40 * (persist + 1), 25);
+        while rig.asks_for(|effect| matches!(effect, Effect::Transfer { .. })) {
+            let (generation, transfer) = rig.take(|effect| match effect {
+                Effect::Transfer {
+                    generation,
+                    transfer,
+                    ..
+                } => Some((*generation, *transfer)),
+                _ => None,
+            });
+            rig.transfer_done((generation, transfer), Ok(5));
+        }
+        while !rig.persists() {
+            rig.wait_until_due();
+        }
+        rig.persist_as(101 + persist as u32);
+        while rig.asks_for(|effect| matches!(effect, Effect::Delete { .. })) {
+            deleted.extend(rig.take_deleted());
+        }
+    }
+    assert_eq!(deleted, [root_object(100), root_object(101)]);
+    assert_eq!(rig.machine.counters().histories_abandoned, 1);
+}
+
+#[test]
+fn what_an_earlier_recovery_has_condemned_is_pardoned_by_one_that_keeps_it() {
+    let (root, groups) = grown();
+    let mut rig = Rig::confirmed(&root);
+    // The user's retention is ahead; nothing is persisted yet.
+    rig.committed(100, 80);
+    assert!(rig.asks_for(|effect| matches!(effect, Effect::Recovered { .. })));
+    rig.effects
+        .retain(|effect| matches!(effect, Effect::Scan { .. }));
+    // And now the log has less than it has just reported.
+    rig.committed(30, 25);
+    rig.machine.request_reset(Recovery::RemoteTierAhead, 25);
+    rig.send(Event::Tick);
+    while rig.machine.counters().remote_tier_ahead_recoveries == 0 {
+        match rig.asks_for(|effect| matches!(effect, Effect::GetGroup { .. })) {
+            true => {
+                let (generation, object) = rig.take_get_group();
+                let group = match object {
+                    StoredObject::Group { uid: 200, .. } => groups[0].clone(),
+                    _ => groups[2].clone(),
+                };
+                rig.send(Event::GroupRead {
+                    generation,
+                    outcome: Ok(group),
+                });
+            }
+            false => drop(rig.wait_until_due()),
+        }
+    }
+    rig.persist_as(100);
+    assert!(
+        !rig.machine.tree.has_work(),
+        "nothing is to be cleared away"
+    );
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl ReplicaReader {
                     self.tree.to_clear.extend(children);
                 }
             }
-            Err(Failure::Transient(_) | Failure::Stalled(_))
+            Err(Failure::Transient(_) | Failure::Stalled(_) | Failure::Archived(_))
                 if self.tree.clearing.failures < CLEARING_TRIES_MAX =>
             {
                 self.counters.group_failures += 1;

@@ -8,14 +8,53 @@ use log_format::manifest::{Entry, Group, Root};
 use super::{Retry, Work};
 use crate::manifest::cut_back::CutBack;
 use crate::mutants::mutant;
+use crate::replica_reader::settings::Proof;
 use crate::replica_reader::{Failure, ReplicaReader};
 
-/// Tries to read a group that is not there, or not what it should be, before what it holds is given up.
-const OPENING_TRIES_MAX: u32 = 8;
+/// Answers in a row that say of one object that it is gone, or not what it must be, and nothing else in between. How often the
+/// object was asked for in vain is counted elsewhere (`Retry`): that is no evidence, however often.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Evidence {
+    of: Option<Entry>,
+    answers: u32,
+    first_ms: u64,
+    last_ms: u64,
+}
+
+impl Evidence {
+    fn add(&mut self, entry: Entry, now_ms: u64) {
+        if self.of != Some(entry) {
+            *self = Self {
+                of: Some(entry),
+                answers: 0,
+                first_ms: now_ms,
+                last_ms: now_ms,
+            };
+        }
+        self.answers = self.answers.saturating_add(1);
+        self.last_ms = now_ms;
+    }
+
+    fn is_proof(&self, entry: &Entry, wanted: Proof) -> bool {
+        self.of.as_ref() == Some(entry)
+            && self.answers >= wanted.answers.max(1)
+            && self.last_ms.saturating_sub(self.first_ms) >= wanted.over_ms
+    }
+}
+
+/// What is left of the persisted manifest.
+#[derive(Debug)]
+pub(in crate::replica_reader) enum Left {
+    /// All of it below the offset.
+    Cut(Root),
+    /// Nothing: part of it is proven to be unreadable, and what is in front of that does not meet the local log.
+    Abandoned(Root),
+}
 
 impl ReplicaReader {
-    /// The persisted manifest below this offset; `None` while a group has to be read for that.
-    pub(in crate::replica_reader) fn cut_back(&mut self, next_offset: u64) -> Option<Root> {
+    /// The persisted manifest below this offset; `None` while a group has to be read for that. Such a group is waited for as
+    /// long as it takes, unless it is proven that it will not come.
+    pub(in crate::replica_reader) fn cut_back(&mut self, next_offset: u64) -> Option<Left> {
         if !self.tree.is_idle() {
             return None;
         }
@@ -30,13 +69,12 @@ impl ReplicaReader {
                 (Arc::clone(&persisted), cut)
             });
         match cut.step() {
-            Ok(root) => Some(root),
-            // Its records cannot be had, and what is in front of them does not meet the local log.
-            Err(_)
-                if self.tree.opening.failures > OPENING_TRIES_MAX
+            Ok(root) => Some(Left::Cut(root)),
+            Err(entry)
+                if (self.tree.evidence).is_proof(&entry, self.settings.proof)
                     || mutant!(GiveUpUnreadableGroup) && self.tree.opening.failures > 0 =>
             {
-                Some(Root::empty_at(next_offset))
+                Some(Left::Abandoned(Root::empty_at(next_offset)))
             }
             Err(entry) => {
                 self.tree.cutting = Some((persisted, cut));
@@ -60,16 +98,17 @@ impl ReplicaReader {
         match outcome {
             Ok(()) => {
                 self.tree.opening = Retry::default();
+                self.tree.evidence = Evidence::default();
                 self.group_problem_is_over();
             }
             Err(failure) => {
-                let before = self.tree.opening.failures;
+                if failure.is_evidence() || mutant!(CountEveryFailureAsEvidence) {
+                    self.tree.evidence.add(entry, self.now_ms);
+                } else {
+                    self.tree.evidence = Evidence::default();
+                }
                 let text = format!("group at offset {} is not readable", entry.first_offset);
                 self.group_failed(|tree| &mut tree.opening, &text, &failure);
-                // What may pass is waited for as long as it takes.
-                if matches!(failure, Failure::Transient(_) | Failure::Stalled(_)) {
-                    self.tree.opening.failures = before.saturating_add(1).min(OPENING_TRIES_MAX);
-                }
             }
         }
     }

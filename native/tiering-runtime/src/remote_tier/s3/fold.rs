@@ -144,6 +144,20 @@ mod tests {
             StoreErrorKind::AccessDenied
         );
         assert_eq!(answer(200, None, None).kind(), StoreErrorKind::Malformed);
+        // The SDK makes the code of a HEAD's 404 up: a HEAD has no body that could hold one.
+        for code in [None, Some("NotFound"), Some("Whatever")] {
+            assert_eq!(answer(404, code, None).kind(), StoreErrorKind::Bare404);
+        }
+        assert_eq!(
+            answer(403, Some("InvalidObjectState"), None).kind(),
+            StoreErrorKind::Archived
+        );
+        assert_eq!(answer(413, None, None).kind(), StoreErrorKind::BodyRefused);
+        assert_eq!(answer(416, None, None).kind(), StoreErrorKind::Malformed);
+        assert_eq!(
+            answer(416, Some("InvalidRange"), None).kind(),
+            StoreErrorKind::InvalidRange
+        );
         assert_eq!(
             answer(501, Some("NotImplemented"), None).kind(),
             StoreErrorKind::Unexpected(501)

@@ -8,6 +8,7 @@ mod client;
 mod date;
 mod fold;
 
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,8 @@ use tokio::sync::OnceCell;
 
 use self::body::{FramedBody, Progress};
 use super::{
-    DeleteOutcome, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest, RangeSink,
-    RemoteTier, StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest,
+    RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 use crate::clock::Clock;
 use crate::settings::Config;
@@ -110,32 +111,33 @@ impl S3RemoteTier {
             })
             .send()
             .await
-            .map(drop)
             .map_err(|error| fold::sdk_error(&error))
+            .and_then(|answer| match answer.e_tag() {
+                Some(_) => Ok(()),
+                // A "fine" of somebody before the store: nothing says that the object is there.
+                None => Err(malformed("the answer to a PUT names no ETag")),
+            })
     }
 
+    /// A whole object is asked for as a range: only then the answer has to say what part of how much it is, and a page of
+    /// somebody before the store, or half an object with a length that fits, is seen to be none.
     async fn get_object(
         &self,
         key: &str,
         max_bytes: u64,
         progress: &Progress,
-    ) -> Result<Bytes, StoreError> {
+    ) -> Result<Described, StoreError> {
         let answer = self
-            .client()
-            .await?
-            .get_object()
-            .bucket(&self.config.bucket)
-            .key(key)
-            .send()
-            .await
-            .map_err(|error| fold::sdk_error(&error))?;
-        progress.touch();
-        let announced = announced_length(answer.content_length())?;
-        if announced > max_bytes {
-            let text = format!("{announced} bytes, at most {max_bytes} are accepted");
+            .open_object_range(key, 0..max_bytes.saturating_add(1), progress)
+            .await?;
+        if answer.total.unwrap_or(answer.length) > max_bytes {
+            let text = format!("more than the {max_bytes} bytes that are accepted");
             return Err(StoreError::new(StoreErrorKind::TooLarge, text));
         }
-        collect(answer.body, announced, progress).await
+        Ok(Described {
+            bytes: collect(answer.body, answer.length, progress).await?,
+            metadata: answer.metadata,
+        })
     }
 
     async fn get_object_range(
@@ -144,17 +146,17 @@ impl S3RemoteTier {
         range: Range<u64>,
         progress: &Progress,
     ) -> Result<Bytes, StoreError> {
-        let (body, announced) = self.open_object_range(key, range, progress).await?;
-        collect(body, announced, progress).await
+        let answer = self.open_object_range(key, range, progress).await?;
+        collect(answer.body, answer.length, progress).await
     }
 
-    /// Body and length of an answer that has been seen to be the range that was asked for.
+    /// An answer that has been seen to be the range that was asked for.
     async fn open_object_range(
         &self,
         key: &str,
         range: Range<u64>,
         progress: &Progress,
-    ) -> Result<(ByteStream, u64), StoreError> {
+    ) -> Result<RangeAnswer, StoreError> {
         let Some(last) = range.end.checked_sub(1).filter(|last| *last >= range.start) else {
             return Err(StoreError::new(
                 StoreErrorKind::InvalidRange,
@@ -173,26 +175,28 @@ impl S3RemoteTier {
             .map_err(|error| fold::sdk_error(&error))?;
         progress.touch();
         // A store that ignores the range would answer with the whole object, and its first bytes would look like ours.
-        let starts_there = answer
+        let part = answer
             .content_range()
-            .and_then(|value| value.strip_prefix("bytes "))
-            .and_then(|value| value.split('-').next())
-            .and_then(|start| start.trim().parse::<u64>().ok())
-            == Some(range.start);
-        if !starts_there {
-            return Err(StoreError::new(
-                StoreErrorKind::Malformed,
-                "the answer is not the range asked for",
-            ));
+            .and_then(ContentRange::parse)
+            .filter(|part| part.first == range.start)
+            .ok_or_else(|| malformed("the answer is not the range asked for"))?;
+        let length = announced_length(answer.content_length())?;
+        if length > range.end - range.start {
+            return Err(malformed("the answer is longer than the range asked for"));
         }
-        let announced = announced_length(answer.content_length())?;
-        if announced > range.end - range.start {
-            return Err(StoreError::new(
-                StoreErrorKind::Malformed,
-                "the answer is longer than the range asked for",
-            ));
+        if part.last.checked_sub(part.first) != length.checked_sub(1) {
+            return Err(malformed("the answer's length is not that of its range"));
         }
-        Ok((answer.body, announced))
+        let ends_early = part.last < last;
+        if ends_early && part.total.is_some_and(|total| total != part.last + 1) {
+            return Err(malformed("the answer is shorter than the range asked for"));
+        }
+        Ok(RangeAnswer {
+            metadata: user_metadata(answer.metadata()),
+            body: answer.body,
+            length,
+            total: part.total,
+        })
     }
 
     async fn stream_object_range(
@@ -202,8 +206,8 @@ impl S3RemoteTier {
         sink: &mut dyn RangeSink,
         progress: &Progress,
     ) -> Result<(), StoreError> {
-        let (mut body, announced) = self.open_object_range(key, range, progress).await?;
-        let mut missing = announced;
+        let answer = self.open_object_range(key, range, progress).await?;
+        let (mut body, mut missing) = (answer.body, answer.length);
         while let Some(frame) = body.next().await {
             let frame = frame.map_err(|error| fold::body_error(&error))?;
             progress.touch();
@@ -228,14 +232,9 @@ impl S3RemoteTier {
             .send()
             .await
             .map_err(|error| fold::sdk_error(&error))?;
-        let metadata = answer.metadata().map(|all| {
-            all.iter()
-                .map(|(k, v)| (k.to_lowercase(), v.clone()))
-                .collect()
-        });
         Ok(ObjectMeta {
             size_bytes: announced_length(answer.content_length())?,
-            metadata: metadata.unwrap_or_default(),
+            metadata: user_metadata(answer.metadata()),
         })
     }
 
@@ -262,19 +261,23 @@ impl S3RemoteTier {
             // A listing that broke off parses as an empty one, and an empty one must never be believed by mistake.
             (Some(true), None) | (None, _) => {
                 let text = "a listing does not say whether or where it goes on";
-                return Err(StoreError::new(StoreErrorKind::Malformed, text));
+                return Err(malformed(text));
             }
         };
         let objects = answer.contents.unwrap_or_default().into_iter();
-        let objects = objects.filter_map(|object| {
+        let objects = objects.map(|object| {
             let size_bytes = object
                 .size
                 .and_then(|size| u64::try_from(size).ok())
                 .unwrap_or(0);
-            object.key.map(|key| ListedObject { key, size_bytes })
+            // Leaving it out would say that it is not there.
+            let key = object
+                .key
+                .ok_or_else(|| malformed("a listing has an object without a key"));
+            key.map(|key| ListedObject { key, size_bytes })
         });
         Ok(ListPage {
-            objects: objects.collect(),
+            objects: objects.collect::<Result<_, _>>()?,
             next_token,
         })
     }
@@ -328,15 +331,52 @@ impl S3RemoteTier {
     }
 }
 
+/// A part of an object, with what its answer says of the whole.
+struct RangeAnswer {
+    body: ByteStream,
+    length: u64,
+    /// Length of the object, if the answer says it.
+    total: Option<u64>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// `bytes FIRST-LAST/TOTAL`; a total that is not known is a star.
+struct ContentRange {
+    first: u64,
+    last: u64,
+    total: Option<u64>,
+}
+
+impl ContentRange {
+    fn parse(value: &str) -> Option<Self> {
+        let (range, total) = value.strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        let number = |text: &str| text.trim().parse::<u64>().ok().filter(|n| *n < u64::MAX);
+        Some(Self {
+            first: number(first)?,
+            last: number(last)?,
+            total: match total.trim() {
+                "*" => None,
+                total => Some(number(total)?),
+            },
+        })
+    }
+}
+
+fn user_metadata(all: Option<&HashMap<String, String>>) -> BTreeMap<String, String> {
+    let all = all.into_iter().flatten();
+    all.map(|(name, value)| (name.to_lowercase(), value.clone()))
+        .collect()
+}
+
+fn malformed(text: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Malformed, text)
+}
+
 fn announced_length(content_length: Option<i64>) -> Result<u64, StoreError> {
     content_length
         .and_then(|length| u64::try_from(length).ok())
-        .ok_or_else(|| {
-            StoreError::new(
-                StoreErrorKind::Malformed,
-                "the answer does not say how long it is",
-            )
-        })
+        .ok_or_else(|| malformed("the answer does not say how long it is"))
 }
 
 async fn collect(
@@ -344,7 +384,6 @@ async fn collect(
     announced: u64,
     progress: &Progress,
 ) -> Result<Bytes, StoreError> {
-    let malformed = |text: &str| StoreError::new(StoreErrorKind::Malformed, text);
     // `announced` is at most what the caller allows, so a lying store can make us allocate no more than that.
     let capacity = usize::try_from(announced).map_err(|_| malformed("longer than memory"))?;
     let mut bytes = BytesMut::new();
@@ -367,8 +406,7 @@ async fn collect(
 }
 
 fn longer_than_announced() -> StoreError {
-    let text = "the answer is longer than announced";
-    StoreError::new(StoreErrorKind::Malformed, text)
+    malformed("the answer is longer than announced")
 }
 
 fn ended_early() -> StoreError {
@@ -389,6 +427,10 @@ impl RemoteTier for S3RemoteTier {
     }
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
+        Box::pin(async move { Ok(self.get_described(key, max_bytes).await?.bytes) })
+    }
+
+    fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
         Box::pin(async move {
             let progress = Progress::start();
             progress

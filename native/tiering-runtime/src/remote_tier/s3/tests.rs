@@ -184,19 +184,84 @@ where
 
 #[tokio::test]
 async fn a_lying_length_is_refused_before_it_is_believed() {
-    let huge = [("content-length", "1099511627776")];
-    let kind = outcome_of(response("200 OK", &huge, "x"), async |tier| {
-        tier.get("k", 1 << 20).await
-    })
-    .await;
-    assert_eq!(kind, Err(StoreErrorKind::TooLarge));
+    let whole = async |range: &str, length: &str, body: &str| {
+        let headers = [("content-range", range), ("content-length", length)];
+        let answer = response("206 Partial Content", &headers, body);
+        outcome_of(answer, async |tier| tier.get("k", 1 << 20).await).await
+    };
+    for (range, length, body, outcome) in [
+        (
+            "bytes 0-4/5",
+            "5",
+            "hello",
+            Ok(Bytes::from_static(b"hello")),
+        ),
+        (
+            "bytes 0-4/*",
+            "5",
+            "hello",
+            Ok(Bytes::from_static(b"hello")),
+        ),
+        // More than is accepted: the object, or what is announced of it.
+        (
+            "bytes 0-1048576/1099511627776",
+            "1048577",
+            "x",
+            Err(StoreErrorKind::TooLarge),
+        ),
+        (
+            "bytes 0-1048576/*",
+            "1048577",
+            "x",
+            Err(StoreErrorKind::TooLarge),
+        ),
+        // It ended early, with an announcement or with one that fits.
+        (
+            "bytes 0-9/10",
+            "10",
+            "short",
+            Err(StoreErrorKind::Connection),
+        ),
+        ("bytes 0-4/10", "5", "short", Err(StoreErrorKind::Malformed)),
+        ("bytes 0-9/10", "5", "short", Err(StoreErrorKind::Malformed)),
+        ("bytes 0-4/10", "0", "", Err(StoreErrorKind::Malformed)),
+        // Another part, or no part of anything.
+        ("bytes 5-9/10", "5", "hello", Err(StoreErrorKind::Malformed)),
+        ("bytes 4-0/5", "5", "hello", Err(StoreErrorKind::Malformed)),
+        ("bytes */5", "5", "hello", Err(StoreErrorKind::Malformed)),
+        ("5", "5", "hello", Err(StoreErrorKind::Malformed)),
+    ] {
+        assert_eq!(
+            whole(range, length, body).await,
+            outcome,
+            "{range} {length}"
+        );
+    }
+}
 
-    let short = [("content-length", "10")];
-    let kind = outcome_of(response("200 OK", &short, "short"), async |tier| {
-        tier.get("k", 1 << 20).await
-    })
-    .await;
-    assert_eq!(kind, Err(StoreErrorKind::Connection));
+#[tokio::test]
+async fn a_page_that_says_fine_is_no_object_and_no_receipt() {
+    for body in [
+        "<html>Sorry, we are down for maintenance</html>",
+        "fine",
+        "",
+    ] {
+        let kind = outcome_of(response("200 OK", &[], body), async |tier| {
+            tier.get("k", 1 << 20).await.map(drop)
+        });
+        assert_eq!(kind.await, Err(StoreErrorKind::Malformed), "{body:?}");
+        let kind = outcome_of(response("200 OK", &[], body), async |tier| {
+            let bytes = Bytes::from_static(b"bytes");
+            let put = PutRequest {
+                key: "k".to_owned(),
+                crc32: log_format::crc::crc32(&bytes),
+                body: PutBody::Bytes(bytes),
+                metadata: Vec::new(),
+            };
+            tier.put(put).await
+        });
+        assert_eq!(kind.await, Err(StoreErrorKind::Malformed), "{body:?}");
+    }
 }
 
 #[tokio::test]
@@ -245,6 +310,42 @@ async fn bug_59_what_stores_really_answer_has_a_kind_and_429_and_5xx_are_retried
             error_document("NoSuchBucket"),
             StoreErrorKind::NoSuchBucket,
         ),
+        ("404 Not Found", String::new(), StoreErrorKind::Bare404),
+        (
+            "404 Not Found",
+            "default backend - 404".to_owned(),
+            StoreErrorKind::Bare404,
+        ),
+        (
+            "404 Not Found",
+            "<html><body>404</body></html>".to_owned(),
+            StoreErrorKind::Bare404,
+        ),
+        (
+            "404 Not Found",
+            "<?xml version=\"1.0\"?><Error><Code>NoSuchK".to_owned(),
+            StoreErrorKind::Bare404,
+        ),
+        (
+            "403 Forbidden",
+            error_document("InvalidObjectState"),
+            StoreErrorKind::Archived,
+        ),
+        (
+            "413 Payload Too Large",
+            "<html>".to_owned(),
+            StoreErrorKind::BodyRefused,
+        ),
+        (
+            "416 Range Not Satisfiable",
+            String::new(),
+            StoreErrorKind::Malformed,
+        ),
+        (
+            "416 Range Not Satisfiable",
+            error_document("InvalidRange"),
+            StoreErrorKind::InvalidRange,
+        ),
         (
             "403 Forbidden",
             error_document("SignatureDoesNotMatch"),
@@ -291,7 +392,8 @@ async fn bug_59_what_stores_really_answer_has_a_kind_and_429_and_5xx_are_retried
         })
         .await;
         assert_eq!(outcome, Err(kind), "{status} {body}");
-        let passing = ["429", "500", "502", "503"].contains(&&status[..3]);
+        let passing = ["429", "500", "502", "503"].contains(&&status[..3])
+            || matches!(kind, StoreErrorKind::Bare404 | StoreErrorKind::Malformed);
         assert_eq!(kind.is_retryable(), passing, "{status}");
     }
 }
@@ -457,7 +559,9 @@ async fn bug_32_a_connection_with_half_a_request_on_it_is_closed_and_never_used_
         sender.expect("open").try_send(Err(gone)).expect("room");
         // All that comes until the other side closes it; if it does not, nobody answers the second request.
         while first.read_buf(&mut half).await.is_ok_and(|count| count > 0) {}
-        let second = serve_once(listener, response("200 OK", &[], "fine")).await;
+        let range = [("content-range", "bytes 0-3/4")];
+        let fine = response("206 Partial Content", &range, "fine");
+        let second = serve_once(listener, fine).await;
         (half, second)
     });
     let outcome = tier.put(put).await;
