@@ -20,6 +20,7 @@
 -define(OPEN, rabbitmq_stream_s3_reader_open).
 -define(TIERS, rabbitmq_stream_s3_tiers).
 -define(WAIT, rabbitmq_stream_s3_reader_wait).
+-define(STATE, rabbitmq_stream_s3_reader_state).
 
 -doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
 -spec init_offset_reader(osiris:offset_spec(), map()) ->
@@ -51,7 +52,13 @@ adopt(Inner, Parts) ->
 -type callback() :: fun((map(), pos_integer()) -> iodata() | term()).
 -spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), callback()) ->
     {ok, state()} | {end_of_stream, state()} | {error, term()}.
-send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
+send_file(Socket, {?MODULE, Ours}, Callback) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> send_chunk(Socket, Reader, Callback);
+        {error, _} = Error -> Error
+    end.
+
+send_chunk(Socket, Reader, Callback) ->
     #reader{transport = Transport, chunk_selector = Selector} = Reader,
     Local = fun(Log, _Chained, Guard) ->
         osiris_log:send_file(Socket, Log, fun(#{chunk_id := Id} = Header, Size) ->
@@ -105,9 +112,13 @@ chunk_iterator(State, Credit) ->
 -doc "As osiris_log:chunk_iterator/3. Never waits for the remote tier.".
 -spec chunk_iterator(state(), pos_integer() | all, term()) ->
     {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
-chunk_iterator({?MODULE, #reader{asks_again = true} = Reader}, Credit, Previous) ->
-    chunk_iterator({?MODULE, Reader#reader{asks_again = false}}, Credit, Previous);
-chunk_iterator({?MODULE, Reader}, Credit, Previous) ->
+chunk_iterator({?MODULE, Ours}, Credit, Previous) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> next_chunk(Reader#reader{asks_again = false}, Credit, Previous);
+        {error, _} = Error -> Error
+    end.
+
+next_chunk(Reader, Credit, Previous) ->
     Local = fun(Log, Chained, Guard) ->
         case stock_iterator(Log, Credit, Previous, Chained) of
             {ok, #{chunk_id := Id}, _, Next} = Chunk ->
@@ -148,19 +159,28 @@ iterator_next(Iterator) ->
     rabbitmq_stream_s3_remote_log:iterator_next(Iterator).
 
 -spec next_offset(state()) -> osiris:offset().
-next_offset({?MODULE, Reader}) ->
-    ?WAIT:next(Reader).
+next_offset({?MODULE, Ours}) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> ?WAIT:next(Reader);
+        {error, _} -> 0
+    end.
 
 -spec committed_offset(state()) -> integer().
-committed_offset({?MODULE, #reader{shared = Shared}}) ->
-    ?SPEC:committed_offset(Shared).
+committed_offset({?MODULE, Ours}) ->
+    ?SPEC:committed_offset(?STATE:shared(Ours)).
 
 -spec committed_chunk_id(state()) -> integer().
-committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->
-    osiris_log_shared:committed_chunk_id(Shared).
+committed_chunk_id({?MODULE, Ours}) ->
+    osiris_log_shared:committed_chunk_id(?STATE:shared(Ours)).
 
 -spec close(state()) -> ok.
-close({?MODULE, #reader{tier = Tier, timer = Timer, count = Count} = Reader}) ->
+close({?MODULE, Ours}) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> close_reader(Reader);
+        {error, _} -> ok
+    end.
+
+close_reader(#reader{tier = Tier, timer = Timer, count = Count} = Reader) ->
     case Tier of
         {local, Log} -> ok = osiris_log:close(Log);
         {remote, Remote} -> ok = rabbitmq_stream_s3_remote_log:close(Remote)

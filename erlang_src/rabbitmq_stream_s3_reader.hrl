@@ -1,6 +1,12 @@
 %% What the modules of one reader share: rabbitmq_stream_s3_log_reader, ..._reader_open, ..._tiers,
 %% ..._reader_wait.
 
+%% A reader lives in a connection, which outlives the plugin's modules: they may be replaced (disable,
+%% enable), and wrappers in osiris_log read it while there are none. So the fields down to `timer`, and
+%% `version`, keep their positions for ever; the others may change with READER_VERSION and start anew
+%% in a reader of another version (rabbitmq_stream_s3_reader_state).
+-define(READER_VERSION, 1).
+
 -record(reader, {
     stream_id :: binary(),
     tier :: undefined | {local, osiris_log:state()} | {remote, rabbitmq_stream_s3_remote_log:t()},
@@ -23,7 +29,9 @@
     forgotten_until :: undefined | integer(),
     %% The last stock iterator came from this very stock reader: only then may it be handed back,
     %% because it carries bytes of the file that it was made from.
-    chained = false :: boolean()
+    chained = false :: boolean(),
+    %% Behind the fields of a time when there was none.
+    version = ?READER_VERSION :: pos_integer()
 }).
 
 -define(SPEC, rabbitmq_stream_s3_offset_spec).

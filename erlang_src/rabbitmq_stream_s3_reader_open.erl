@@ -103,14 +103,16 @@ adopt(Inner, #{name := Name, shared := Shared} = Parts) ->
             false
     end.
 
-%% Whoever gets here came through a hook that is attached. Without an engine nothing is known, and
-%% neither is it of a member that has not been announced; both are for a moment, and neither means
-%% that the local log is all that there is.
+%% Whoever gets here came through a hook that is attached. Nothing is known without an engine, or of a
+%% member that has not been announced; neither means that the local log is all that there is.
 tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            {true, StreamId};
+            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                true -> {true, StreamId};
+                false -> false
+            end;
         Engine ->
             Known = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) =/= none,
             case Known orelse rabbitmq_stream_s3_osiris:has_member(Shared) of

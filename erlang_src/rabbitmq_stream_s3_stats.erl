@@ -33,8 +33,11 @@ for it, and then the answer is that of the local log: there is no way to refuse 
 get_stats(Member, #{first_chunk_id := Local} = Stats) when node(Member) =:= node() ->
     #{name := Name, shared := Shared} = osiris_util:get_reader_context(Member),
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
-    case ?SPEC:route(StreamId, first, Shared, Local, ?SPEC:deadline()) of
-        {remote, First} -> Stats#{first_chunk_id := First};
+    maybe
+        true ?= rabbitmq_stream_s3_protection:is_protected(StreamId),
+        {remote, First} ?= ?SPEC:route(StreamId, first, Shared, Local, ?SPEC:deadline()),
+        Stats#{first_chunk_id := First}
+    else
         _ -> Stats
     end;
 get_stats(_, Stats) ->

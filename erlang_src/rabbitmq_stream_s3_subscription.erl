@@ -6,7 +6,7 @@
 %% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_subscription).
 
--export([ended/4, closed/1]).
+-export([ended/4, ended/2, closed/1]).
 -export([tell/4, monitor_of/3]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -25,6 +25,22 @@ ended(ReaderId, Queue, Shared, Kind) ->
             _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
             ok;
         _ ->
+            ok
+    end.
+
+-doc "As ended/4, for a reader of which nothing but its queue is understood.".
+-spec ended(Queue :: term(), Kind :: atom()) -> ok.
+ended(Queue, Kind) ->
+    case [Pid || {Pid, _, _, _, Reference} <- rabbitmq_stream_s3_osiris:members(), Reference =:= Queue] of
+        [Member | _] ->
+            case put({?MODULE, {Queue, Kind}}, told) of
+                undefined ->
+                    _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
+                    ok;
+                told ->
+                    ok
+            end;
+        [] ->
             ok
     end.
 

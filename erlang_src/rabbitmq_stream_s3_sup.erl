@@ -1,28 +1,32 @@
 -module(rabbitmq_stream_s3_sup).
 -moduledoc """
-The plugin's processes, in the order in which they need each other. Started inert, it has none.
+The plugin's processes, in the order in which they need each other. Inert, it has one: who says which
+streams are protected.
 
 Owns the registry's table, which must outlive every reader.
 """.
 
 -behaviour(supervisor).
 
--export([start_link/1, stop_children/0, init/1]).
+-export([start_link/1, become_inert/0, init/1]).
 
 -spec start_link(active | inert) -> supervisor:startlink_ret().
 start_link(Mode) ->
     supervisor:start_link({local, ?MODULE}, ?MODULE, Mode).
 
 -doc "Back to inert, newest child first; the broker must not notice.".
--spec stop_children() -> ok.
-stop_children() ->
-    lists:foreach(
+-spec become_inert() -> ok.
+become_inert() ->
+    ok = lists:foreach(
         fun({Id, _Pid, _Type, _Modules}) ->
             _ = supervisor:terminate_child(?MODULE, Id),
             _ = supervisor:delete_child(?MODULE, Id)
         end,
         supervisor:which_children(?MODULE)
-    ).
+    ),
+    [Protection] = children(inert),
+    {ok, _} = supervisor:start_child(?MODULE, Protection),
+    ok.
 
 -spec init(active | inert) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
 init(Mode) ->
@@ -31,7 +35,7 @@ init(Mode) ->
     {ok, {Flags, children(Mode)}}.
 
 children(inert) ->
-    [];
+    [worker(rabbitmq_stream_s3_protection)];
 children(active) ->
     [
         %% The cache comes before the engine: an engine that is opened again marks what the cache

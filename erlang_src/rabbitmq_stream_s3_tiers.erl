@@ -121,6 +121,8 @@ below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
         {error, closed} ->
             ?WAIT:plugin_is_off(Reader);
+        unprotected ->
+            at_floor(Next, Floor, Reader, Local, Deliver, Left);
         {error, Kind} ->
             ?WAIT:failed(Kind, <<"who has the next chunk cannot be found out">>, Reader);
         Range ->
@@ -289,6 +291,8 @@ fits(Landed, Next, IsCertain, Reader) ->
     case remote_range(Reader) of
         {ok, First, RemoteNext} when Next < RemoteNext, First < Landed ->
             again;
+        unprotected ->
+            true;
         Range ->
             case gap(Range, Landed, IsCertain, Reader) of
                 look_again -> fits(Landed, Next, true, Reader);
@@ -299,7 +303,11 @@ fits(Landed, Next, IsCertain, Reader) ->
 remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            {error, closed};
+            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                true -> {error, closed};
+                %% The local log is all that there is, also of a reader from before.
+                false -> unprotected
+            end;
         Engine ->
             case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
                 none ->
