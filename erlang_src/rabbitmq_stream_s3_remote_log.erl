@@ -103,7 +103,8 @@ resumed(_, _, _, _) ->
 -doc """
 The next chunk that the consumer wants, of those that are committed. `wait`: the consumer is woken
 when there is more; `more`: call again soon; `local`: the remote tier ends at this offset; `limit`:
-the next chunk, which begins here, is not below the limit.
+the next chunk, which begins here, is not below the limit; an error `restarted`: nothing is wrong but
+the handle, which another must take the place of.
 """.
 -spec read(t(), osiris:offset() | -1) ->
     {chunk, map(), rabbitmq_stream_s3_nif:data(), Trailer :: binary(), t()}
@@ -145,13 +146,13 @@ read(#remote{handle = Handle, limit = Limit} = Remote0, CommittedChunkId, Left) 
     end.
 
 reader_read(none, _) ->
-    {error, unavailable, <<"the plugin was replaced">>};
+    {error, restarted, <<"the plugin was replaced">>};
 %% A handle of before the native library was loaded again.
 reader_read(Handle, CommittedChunkId) ->
     try
         rabbitmq_stream_s3_nif:reader_read(Handle, CommittedChunkId)
     catch
-        error:badarg -> {error, unavailable, <<"the plugin was restarted">>}
+        error:badarg -> {error, restarted, <<"the plugin was restarted">>}
     end.
 
 %% Counts a chunk once its header has been seen, also when it is skipped, as stock does.

@@ -203,6 +203,8 @@ reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
 %% Final for this handle. A store that has not answered for a minute may answer in the next one: the
 %% consumer waits, as it would have to wait if it came again. And the handle may have ended only
 %% because its engine did, and the plugin has a new one by now.
+remote_failed(restarted, _, Reader, Local, Deliver, Left) ->
+    again_remote(Reader, Local, Deliver, Left);
 remote_failed(unavailable, Text, Reader, Local, Deliver, Left) ->
     ok = ?WAIT:say_once(unavailable, Text, Reader),
     again_remote(Reader, Local, Deliver, Left);

@@ -55,7 +55,7 @@ a_remote_reader_of_another_shape_goes_on(How) ->
         [remote, _Handle, _Engine, Next | _] = tuple_to_list(Remote),
         later(setelement(3, Reader, {remote, {remote, old_handle, old_engine, Next, more, more}}))
     end,
-    ?READER:with_quiet_log(fun() -> goes_on(How, Log, Other, remote) end).
+    goes_on(How, Log, Other, remote).
 
 %% All of the stream, once each, although the reader is replaced by one of another version.
 goes_on(How, Log, Change, Tier) ->
