@@ -10,7 +10,7 @@ ebin() ->
 
 host_check_test_() ->
     {foreach, fun setup/0, fun file:del_dir_r/1, [
-        fun(Dir) -> {timeout, 60, {atom_to_list(name(T)), fun() -> T(Dir) end}} end
+        fun(Dir) -> {timeout, 300, {atom_to_list(name(T)), fun() -> T(Dir) end}} end
      || T <- [
             fun the_osiris_of_this_host_can_be_hooked/1,
             fun every_way_to_name_it/1,
@@ -28,7 +28,8 @@ name(Test) ->
     Name.
 
 setup() ->
-    Dir = filename:join("/tmp", "stream_s3_host_" ++ os:getpid() ++ integer_to_list(erlang:unique_integer([positive]))),
+    Unique = integer_to_list(erlang:unique_integer([positive])),
+    Dir = filename:join("/tmp", lists:append(["stream_s3_host_", os:getpid(), "_", Unique])),
     ok = filelib:ensure_path(Dir),
     Dir.
 
@@ -58,7 +59,7 @@ every_way_to_name_it(Dir) ->
     Below = "usr/lib/rabbitmq/lib/rabbitmq_server-9.9.9/plugins/osiris-9.9.9/ebin",
     Ebin = copy(Dir, Below),
     Plugins = filename:dirname(filename:dirname(Ebin)),
-    Folders = [Dir, filename:dirname(Plugins), Plugins, filename:dirname(Ebin), Ebin],
+    Folders = [Dir, Ebin],
     Beam = filename:join(Ebin, "osiris_log.beam"),
     lists:foreach(
         fun(Path) ->
@@ -70,7 +71,7 @@ every_way_to_name_it(Dir) ->
     {ok, _} = zip:create(Archive, ["osiris-9.9.9"], [{cwd, Plugins}]),
     ?assertMatch({error, several, _}, ?CHECK:check(Plugins)),
     ok = file:del_dir_r(filename:dirname(Ebin)),
-    [?assertMatch({ok, #{how := instrumented}}, ?CHECK:check(P)) || P <- [Archive, Plugins, Dir]].
+    [?assertMatch({ok, #{how := instrumented}}, ?CHECK:check(P)) || P <- [Archive, Plugins]].
 
 a_missing_function_is_named(Dir) ->
     Ebin = copy(Dir, "ebin"),
