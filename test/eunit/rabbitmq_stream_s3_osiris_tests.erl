@@ -182,10 +182,9 @@ stored_offsets_are_kept_while_the_plugin_is_off() ->
 nobody_is_inside_when_the_modules_go() ->
     Test = self(),
     Log = stream_s3_test_log:append(4, stream_s3_test_log:new("inside")),
-    {ok, Reader} = osiris_log:init_offset_reader(first, stream_s3_test_log:context(#{}, Log)),
+    Context = stream_s3_test_log:context(#{}, Log),
     {ok, Listen} = gen_tcp:listen(0, [binary, {active, false}]),
     {ok, Port} = inet:port(Listen),
-    {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary]),
     Inside = spawn_link(fun() ->
         Callback = fun(_, _) ->
             Test ! inside,
@@ -194,7 +193,10 @@ nobody_is_inside_when_the_modules_go() ->
             end,
             <<>>
         end,
-        osiris_log:send_file(Socket, Reader, Callback)
+        %% File and socket belong to who opened them.
+        {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary]),
+        {ok, Reader} = osiris_log:init_offset_reader(first, Context),
+        {ok, _} = osiris_log:send_file(Socket, Reader, Callback)
     end),
     receive
         inside -> ok
