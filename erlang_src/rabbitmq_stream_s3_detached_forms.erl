@@ -114,7 +114,9 @@ next_offset() ->
     "'$detached_next_offset'(Ours) ->"
     "    case element(3, Ours) of"
     "        {local, Log} -> '$stock_next_offset'(Log);"
-    "        {remote, Remote} -> element(4, Remote)"
+    "        {remote, Remote} -> element(4, Remote);"
+    "        Other when is_integer(element(2, Other)) -> element(2, Other);"
+    "        _ -> 0"
     "    end.".
 
 committed_offset() ->

@@ -39,14 +39,14 @@ manifest, also of those that get a writer here later.
 """.
 -spec kept() -> rabbitmq_stream_s3_osiris:kept().
 kept() ->
-    Known = #{Id => firsts(Row) || {Id, Row} <- rows()},
+    Known = #{Id => Firsts || {Id, Row} <- rows(), {_, _} = Firsts <- [firsts(Row)]},
     case rabbitmq_stream_s3_db:is_available() of
         false ->
             none;
         true ->
             case rabbitmq_stream_s3_db:list() of
                 {ok, Pointers} ->
-                    maps:merge(#{Id => {0, 0} || Id := _ <- Pointers}, maps:filter(fun is_some/2, Known));
+                    maps:merge(#{Id => {0, 0} || Id := _ <- Pointers}, Known);
                 {error, _} ->
                     all
             end
@@ -129,8 +129,5 @@ rows() ->
 
 firsts(#{first_offset := Same, next_offset := Same}) -> none;
 firsts(#{first_offset := First, first_timestamp := Timestamp}) -> {First, Timestamp};
+%% It keeps everything, if it has a pointer at all.
 firsts(pending) -> none.
-
-%% What nothing is known of keeps everything, if it has a pointer at all.
-is_some(_, Firsts) ->
-    Firsts =/= none.

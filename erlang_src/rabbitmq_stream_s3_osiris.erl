@@ -61,7 +61,7 @@ detach(Kept) ->
     ok = keep(Kept),
     ok = application:unset_env(osiris, log_hooks),
     ok = application:unset_env(osiris, log_reader),
-    wait_until_left(processes(), erlang:monotonic_time(millisecond) + ?LEAVE_MS).
+    wait_until_left().
 
 -doc "How this node is hooked, for the status command.".
 -spec status() -> #{mode := native | instrumented | untouched, attached := boolean()}.
@@ -148,20 +148,31 @@ calls_are_here(Version) ->
             false
     end.
 
-%% RabbitMQ unloads one module after the other: who is between two of them would crash.
-wait_until_left(Processes, Deadline) ->
-    Inside = [Pid || Pid <- Processes, Pid =/= self(), is_inside(Pid)],
+%% RabbitMQ unloads one module after the other: who is between two of them would crash. First those
+%% have to come in who have looked before the hooks were unset.
+wait_until_left() ->
+    Modules =
+        case application:get_key(rabbitmq_stream_s3, modules) of
+            {ok, All} -> All;
+            undefined -> [?HOOKS, ?READER]
+        end,
+    ok = timer:sleep(?LEAVE_POLL_MS),
+    Deadline = erlang:monotonic_time(millisecond) + ?LEAVE_MS,
+    wait_until_left(lists:delete(self(), processes()), Modules, Deadline).
+
+wait_until_left(Processes, Modules, Deadline) ->
+    Inside = [Pid || Pid <- Processes, is_inside(Pid, Modules)],
     case Inside =:= [] orelse erlang:monotonic_time(millisecond) >= Deadline of
         true ->
             ok;
         false ->
             ok = timer:sleep(?LEAVE_POLL_MS),
-            wait_until_left(Inside, Deadline)
+            wait_until_left(Inside, Modules, Deadline)
     end.
 
-is_inside(Pid) ->
+is_inside(Pid, Modules) ->
     case erlang:process_info(Pid, current_stacktrace) of
-        {_, Frames} -> lists:any(fun({M, _, _, _}) -> M =:= ?HOOKS orelse M =:= ?READER end, Frames);
+        {_, Frames} -> lists:any(fun({M, _, _, _}) -> lists:member(M, Modules) end, Frames);
         undefined -> false
     end.
 
