@@ -3,9 +3,10 @@
 Start and stop of the plugin.
 
 An error from here would stop the broker: RabbitMQ aborts its boot when a plugin's application does
-not start. So it always starts; what stands in the way makes it *inert*: no process, no hook, one
-line in the log, and the reason in the status command and in a metric. S3 being down is not in the
-way. See docs/decisions/0004-inert-instead-of-refusing.md.
+not start. So it always starts; what stands in the way makes it *inert*: nothing is uploaded,
+trimmed or read from S3, and streams that have history there are protected (the hooks are attached,
+if this osiris can be hooked at all). One line in the log, and the reason in the status command and
+in a metric. S3 being down is not in the way. See docs/decisions/0004-inert-instead-of-refusing.md.
 """.
 
 -behaviour(application).
@@ -28,6 +29,8 @@ way. See docs/decisions/0004-inert-instead-of-refusing.md.
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(INTERFACE_VERSION, 3).
+%% What prep_stop/1 has seen, for detach/0, if that follows: persistent, because the process ends.
+-define(SEEN, {?MODULE, seen}).
 
 -spec start(application:start_type(), term()) -> {ok, pid()}.
 start(_Type, _Args) ->
@@ -42,15 +45,18 @@ start(_Type, _Args) ->
 
 -spec prep_stop(State) -> State.
 prep_stop(State) ->
-    %% The hooks go in detach/0; until then, what would need the engine is unavailable.
+    %% The hooks go in detach/0; until then, what would need the engine is unavailable. Tables that
+    %% say what that hides go before.
+    Seen = {rabbitmq_stream_s3_hidden:streams(), rabbitmq_stream_s3_hidden:kept()},
+    ok = persistent_term:put(?SEEN, Seen),
     ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_prometheus:stop(),
     State.
 
 -doc """
 RabbitMQ calls this before the application starts. Until that has an engine, a consumer whose place
-may be in the remote tier waits, and is not given what is left of the local log instead. Whatever
-stands in the way is said by `start/2`, which meets it again.
+may be in the remote tier waits, and is not given what is left of the local log instead: whatever is
+wrong with the plugin, which `start/2` finds out and says.
 """.
 -spec attach_early() -> ok.
 attach_early() ->
@@ -58,8 +64,7 @@ attach_early() ->
         maybe
             %% Not that it is inert already: a running node may start the application first.
             stopped ?= rabbitmq_stream_s3:mode(),
-            %% Leaves the secrets as they are: RabbitMQ may not have decrypted them yet.
-            ok ?= look(),
+            ok ?= metadata_store(),
             ok ?= rabbitmq_stream_s3_osiris:attach()
         else
             _SaidLater -> ok
@@ -72,13 +77,31 @@ attach_early() ->
     end.
 
 -doc """
-RabbitMQ calls this when the plugin has stopped and before its modules are unloaded. Not done in
-`prep_stop/1`: until OTP 28 the application controller waits for the stop and would wait for ever
-for itself.
+RabbitMQ calls this when the plugin is disabled: it has stopped, and its modules are unloaded next.
+Not when the node stops. Not done in `prep_stop/1`: until OTP 28 the application controller waits for
+the stop and would wait for ever for itself.
 """.
 -spec detach() -> ok.
 detach() ->
-    rabbitmq_stream_s3_osiris:detach().
+    {Hidden, Kept} =
+        case persistent_term:get(?SEEN, none) of
+            {_, _} = Seen -> Seen;
+            %% It has ended by itself.
+            none -> {[], rabbitmq_stream_s3_hidden:kept()}
+        end,
+    _ = persistent_term:erase(?SEEN),
+    ok = rabbitmq_stream_s3_osiris:detach(Kept),
+    case rabbitmq_stream_s3_hidden:text(Hidden) of
+        none ->
+            ok;
+        Text ->
+            ?LOG_WARNING(
+                "stream_s3: disabled on this node, until it is enabled again ~ts. Consumers that are "
+                "there now wait. Stored offsets below the local log are kept while this node runs",
+                [Text],
+                ?DOMAIN
+            )
+    end.
 
 -spec stop(term()) -> ok.
 stop(_State) ->
@@ -89,16 +112,14 @@ stop(_State) ->
 
 %% What can be known before anything is started.
 prepare() ->
-    Result = look(),
+    Result =
+        maybe
+            ok ?= configuration(),
+            ok ?= metadata_store(),
+            ok ?= native_library()
+        end,
     ok = rabbitmq_stream_s3_config:hide_secrets(),
     Result.
-
-look() ->
-    maybe
-        ok ?= configuration(),
-        ok ?= metadata_store(),
-        ok ?= native_library()
-    end.
 
 configuration() ->
     case rabbitmq_stream_s3_config:load() of
@@ -132,8 +153,27 @@ native_library() ->
     end.
 
 start_inert(Kind, Text) ->
-    ok = become_inert(Kind, Text),
-    rabbitmq_stream_s3_sup:start_link(inert).
+    {ok, Sup} = rabbitmq_stream_s3_sup:start_link(inert),
+    ok = become_inert(Kind, Text, protect()),
+    {ok, Sup}.
+
+%% Whether streams that have history in S3 are protected now.
+protect() ->
+    case metadata_store() of
+        ok ->
+            case rabbitmq_stream_s3_osiris:attach() of
+                ok ->
+                    ok;
+                {error, {_, Text}} ->
+                    case rabbitmq_stream_s3_osiris:status() of
+                        #{attached := true} -> ok;
+                        #{} -> {error, Text}
+                    end
+            end;
+        {inert, _, _} ->
+            %% There is no pointer, and what was attached early is in nobody's way.
+            ok = rabbitmq_stream_s3_osiris:detach()
+    end.
 
 start_active() ->
     %% The supervisor of a failed start takes its starter with it, unless that is a process of its
@@ -176,14 +216,27 @@ attach() ->
         )
     else
         {error, {Kind, Text}} ->
-            ok = rabbitmq_stream_s3_sup:stop_children(),
-            become_inert(Kind, Text)
+            ok = rabbitmq_stream_s3_sup:become_inert(),
+            become_inert(Kind, Text, protect())
     end.
 
-become_inert(Kind, Text) ->
-    ok = rabbitmq_stream_s3_osiris:detach(),
-    ?LOG_WARNING("stream_s3: inert, streams are local only: ~ts (~ts)", [Text, Kind], ?DOMAIN),
-    rabbitmq_stream_s3:set_mode({inert, Kind, Text}).
+become_inert(Kind, Text, Protection) ->
+    ok = rabbitmq_stream_s3:set_mode({inert, Kind, Text}),
+    ?LOG_WARNING(
+        "stream_s3: inert, nothing is uploaded to S3 or read from it: ~ts (~ts). ~ts. ~ts",
+        [Text, Kind, meaning(Protection), rabbitmq_stream_s3_status:advice(Kind)],
+        ?DOMAIN
+    ).
+
+meaning(ok) ->
+    "Streams that have history in S3 are protected: consumers wait for what the local log does not "
+    "have, stored offsets are kept";
+meaning({error, Text}) ->
+    [
+        "Streams that have history in S3 are not protected, since osiris cannot be hooked (",
+        Text,
+        "): consumers are given what is left of the local log"
+    ].
 
 start_error({shutdown, {failed_to_start_child, _, {engine_open_failed, Kind, Text}}}) ->
     text("the native engine cannot be opened (~ts): ~ts", [Kind, Text]);

@@ -33,6 +33,7 @@ What asks a quorum waits for its turn (rabbitmq_stream_s3_quorum).
     put_anchor/2,
     commit_pointer/6,
     list/0,
+    list_consistent/0,
     streams/0,
     register_trigger/0,
     handle_queue_deletion/1
@@ -189,8 +190,17 @@ commit_pointer(StreamId, QName, Epoch, Uid, Next, Expected) ->
 -doc "Pointers of all streams, from this node's copy.".
 -spec list() -> {ok, #{rabbitmq_stream_s3:stream_id() => pointer()}} | {error, reason()}.
 list() ->
+    list(low_latency).
+
+-doc "As list/0, on the word of a quorum.".
+-spec list_consistent() ->
+    {ok, #{rabbitmq_stream_s3:stream_id() => pointer()}} | {error, reason()}.
+list_consistent() ->
+    list(consistency).
+
+list(Favor) ->
     Pattern = ?ROOT ++ [?KHEPRI_WILDCARD_STAR, manifest],
-    Options = #{favor => low_latency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
+    Options = #{favor => Favor, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
     case khepri_adv:get_many(store(), Pattern, Options) of
         {ok, Nodes} ->
             {ok, #{

@@ -78,6 +78,7 @@ on_init(Type, Config, State) ->
         %% discovery walks over this member later.
         ok = rabbitmq_stream_s3_manifest_replica:member_started(Type, Dir, StreamId),
         ok = floor_of_empty(Type, State),
+        ok = rabbitmq_stream_s3_protection:member_started(StreamId),
         gen_server:cast(rabbitmq_stream_s3_reconciler, {attach, Type, self(), Info})
     end).
 
@@ -181,8 +182,12 @@ first_of_both(State, Local, Key) ->
         {ok, #{first_offset := Same, next_offset := Same}} -> Local;
         {ok, #{Key := Remote}} -> min(Local, Remote);
         {ok, pending} -> 0;
-        %% Nobody has announced it yet, as at the start of the node.
-        none -> 0
+        %% Nobody has announced it yet, as at the start of the node; or the plugin is inert.
+        none ->
+            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                true -> 0;
+                false -> Local
+            end
     end.
 
 range({ok, StreamId}) ->

@@ -24,6 +24,7 @@
 -define(OPEN, rabbitmq_stream_s3_reader_open).
 -define(TIERS, rabbitmq_stream_s3_tiers).
 -define(WAIT, rabbitmq_stream_s3_reader_wait).
+-define(STATE, rabbitmq_stream_s3_reader_state).
 
 -doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
 -spec init_offset_reader(osiris:offset_spec(), map()) ->
@@ -55,7 +56,18 @@ adopt(Inner, Parts) ->
 -type callback() :: fun((map(), pos_integer()) -> iodata() | term()).
 -spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), callback()) ->
     {ok, state()} | {end_of_stream, state()} | {error, term()}.
-send_file(Socket, {?MODULE, #reader{} = Reader}, Callback) ->
+send_file(Socket, {?MODULE, Ours}, Callback) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} ->
+            send_chunk(Socket, Reader, Callback);
+        {unknown, Queue} ->
+            ok = rabbitmq_stream_s3_subscription:end_stream(Queue, unknown_reader),
+            {end_of_stream, {?MODULE, Ours}};
+        {error, _} = Error ->
+            Error
+    end.
+
+send_chunk(Socket, Reader, Callback) ->
     #reader{transport = Transport, chunk_selector = Selector} = Reader,
     Local = fun(Log, _Chained, Guard) ->
         osiris_log:send_file(Socket, Log, fun(#{chunk_id := Id} = Header, Size) ->
@@ -110,10 +122,25 @@ chunk_iterator(State, Credit) ->
 -doc "As osiris_log:chunk_iterator/3. Never waits for the remote tier.".
 -spec chunk_iterator(state(), pos_integer() | all, term()) ->
     {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
-chunk_iterator({?MODULE, #reader{asks_again = true} = Reader}, Credit, Previous) ->
-    chunk_iterator({?MODULE, Reader#reader{asks_again = false}}, Credit, Previous);
-chunk_iterator({?MODULE, Reader0}, Credit, Previous) ->
-    Reader = unless_ended(Reader0),
+chunk_iterator({?MODULE, Ours}, Credit, Previous) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} ->
+            next_chunk(unless_ended(Reader#reader{asks_again = false}), Credit, Previous);
+        {unknown, Queue} ->
+            ok = end_amqp_once(Queue, Ours),
+            {end_of_stream, {?MODULE, Ours}};
+        {error, _} = Error ->
+            Error
+    end.
+
+end_amqp_once(Queue, Ours) ->
+    Key = {?MODULE, not_understood, erlang:phash2(Ours)},
+    case put(Key, ended) of
+        undefined -> rabbitmq_stream_s3_subscription:end_amqp(Queue);
+        ended -> ok
+    end.
+
+next_chunk(Reader, Credit, Previous) ->
     Local = fun(Log, Chained, Guard) ->
         case stock_iterator(Log, Credit, Previous, Chained) of
             {ok, #{chunk_id := Id}, _, Next} = Chunk ->
@@ -172,41 +199,54 @@ iterator_next(Iterator) ->
     rabbitmq_stream_s3_remote_log:iterator_next(Iterator).
 
 -spec next_offset(state()) -> osiris:offset().
-next_offset({?MODULE, Reader}) ->
-    ?WAIT:next(Reader).
+next_offset({?MODULE, Ours}) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> ?WAIT:next(Reader);
+        _NotUnderstood -> 0
+    end.
 
 -spec committed_offset(state()) -> integer().
-committed_offset({?MODULE, #reader{shared = Shared}}) ->
-    ?SPEC:committed_offset(Shared).
+committed_offset({?MODULE, Ours}) ->
+    ?SPEC:committed_offset(?STATE:shared(Ours)).
 
 -spec committed_chunk_id(state()) -> integer().
-committed_chunk_id({?MODULE, #reader{shared = Shared}}) ->
-    osiris_log_shared:committed_chunk_id(Shared).
+committed_chunk_id({?MODULE, Ours}) ->
+    osiris_log_shared:committed_chunk_id(?STATE:shared(Ours)).
 
 -doc """
 Whether the consumer has been given everything up to the committed end of the stream, as far as the
 member on this node knows it.
 """.
 -spec is_at_end(state()) -> boolean().
-is_at_end({?MODULE, #reader{tier = {ended, _}}}) ->
-    true;
-is_at_end({?MODULE, #reader{tier = {unknown, _}}}) ->
-    false;
-is_at_end({?MODULE, #reader{shared = Shared} = Reader}) ->
-    ?WAIT:next(Reader) > ?SPEC:committed_offset(Shared).
+is_at_end({?MODULE, Ours}) ->
+    case ?STATE:current(Ours) of
+        {ok, #reader{tier = {unknown, _}}} ->
+            false;
+        {ok, #reader{tier = {Tier, _}, shared = Shared} = Reader} ->
+            Tier =:= ended orelse ?WAIT:next(Reader) > ?SPEC:committed_offset(Shared);
+        %% It is about to be ended.
+        _NotUnderstood ->
+            true
+    end.
 
 -doc "Wakes the owner of a reader after this time, as if there were a chunk for it.".
 -spec wake_after(pos_integer(), state()) -> reference().
-wake_after(Ms, {?MODULE, #reader{wake = Wake}}) ->
-    erlang:send_after(Ms, self(), Wake).
+wake_after(Ms, {?MODULE, Ours}) ->
+    erlang:send_after(Ms, self(), element(#reader.wake, Ours)).
 
 -doc "The queue of a reader, and the name of its statistics.".
 -spec owner(state()) -> {Reference :: term(), CounterId :: term()}.
-owner({?MODULE, #reader{reference = Reference, counter_id = CounterId}}) ->
-    {Reference, CounterId}.
+owner({?MODULE, Ours}) ->
+    {element(#reader.reference, Ours), element(#reader.counter_id, Ours)}.
 
 -spec close(state()) -> ok.
-close({?MODULE, #reader{timer = Timer, count = Count, counter_id = CounterId} = Reader}) ->
+close({?MODULE, Ours}) ->
+    case ?STATE:current(Ours) of
+        {ok, Reader} -> close_reader(Reader);
+        _NotUnderstood -> ok
+    end.
+
+close_reader(#reader{timer = Timer, count = Count, counter_id = CounterId} = Reader) ->
     ok = ?OPEN:closing(Reader),
     ok = ?WAIT:close_tier(Reader),
     _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),

@@ -6,9 +6,9 @@
 %% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_osiris).
 
--export([attach/0, detach/0, status/0]).
+-export([attach/0, detach/0, detach/1, status/0]).
 -export([members/0, has_member/1, member/1]).
--export([instrumented/1]).
+-export([instrumented/1, called/0, missing_callbacks/1]).
 
 -include_lib("kernel/include/logger.hrl").
 
@@ -27,10 +27,20 @@
 -define(MARK, rabbitmq_stream_s3).
 -define(HOOKS, rabbitmq_stream_s3_hooks).
 -define(READER, rabbitmq_stream_s3_log_reader).
+%% How long detach/1 waits for processes that are inside the plugin's modules.
+-define(LEAVE_MS, 5_000).
+-define(LEAVE_POLL_MS, 10).
+
+-type kept() ::
+    none
+    | all
+    | #{rabbitmq_stream_s3:stream_id() => {osiris:offset(), osiris:timestamp()}}.
+-export_type([kept/0]).
 
 -doc """
 Attaches the hooks. Idempotent. On an error the running osiris is as it was, and the text says
-what was found.
+what was found. `restart_needed` alone may leave hooks attached: those of another version of the
+plugin, if they call nothing that is not here. They are good enough to protect (see status/0).
 """.
 -spec attach() -> ok | {error, {reason(), binary()}}.
 attach() ->
@@ -40,8 +50,18 @@ attach() ->
 -doc "Unsets the hooks. The added code stays and then behaves as stock; open readers stay ours.".
 -spec detach() -> ok.
 detach() ->
+    detach(none).
+
+-doc """
+As detach/0, before the plugin's modules go: until the hooks are attached again no snapshot drops a
+stored offset that is kept, and nobody is inside the modules when this returns.
+""".
+-spec detach(kept()) -> ok.
+detach(Kept) ->
+    ok = keep(Kept),
     ok = application:unset_env(osiris, log_hooks),
-    ok = application:unset_env(osiris, log_reader).
+    ok = application:unset_env(osiris, log_reader),
+    wait_until_left().
 
 -doc "How this node is hooked, for the status command.".
 -spec status() -> #{mode := native | instrumented | untouched, attached := boolean()}.
@@ -93,13 +113,68 @@ attach_locked() ->
         ok ?= install(native(), installed_version(osiris_log)),
         ok = install_statistics(),
         ok = install_drain(),
-        ok = application:set_env(osiris, log_reader, ?READER),
-        ok = application:set_env(osiris, log_hooks, ?HOOKS)
+        hook()
     else
+        {error, {restart_needed, [Installed], Text}} ->
+            ok =
+                case calls_are_here(Installed) of
+                    true -> hook();
+                    false -> detach()
+                end,
+            {error, {restart_needed, unicode:characters_to_binary(Text)}};
         {error, {Reason, Text}} when is_atom(Reason) ->
             {error, {Reason, unicode:characters_to_binary(Text)}};
         {error, What} ->
             {error, {osiris_missing, format("osiris_log cannot be loaded: ~p", [What])}}
+    end.
+
+hook() ->
+    ok = application:set_env(osiris, log_reader, ?READER),
+    ok = application:set_env(osiris, log_hooks, ?HOOKS),
+    keep(none).
+
+keep(none) ->
+    _ = persistent_term:erase(rabbitmq_stream_s3_detached_forms:kept_key()),
+    ok;
+keep(Kept) ->
+    persistent_term:put(rabbitmq_stream_s3_detached_forms:kept_key(), Kept).
+
+calls_are_here(Version) ->
+    case
+        rabbitmq_stream_s3_osiris_forms:calls_of(Version, osiris_log:module_info(attributes))
+    of
+        {ok, Calls} ->
+            lists:all(fun({M, F, A}) -> erlang:function_exported(M, F, A) end, Calls);
+        unknown ->
+            false
+    end.
+
+%% RabbitMQ unloads one module after the other: who is between two of them would crash. First those
+%% have to come in who have looked before the hooks were unset.
+wait_until_left() ->
+    Modules =
+        case application:get_key(rabbitmq_stream_s3, modules) of
+            {ok, All} -> All;
+            undefined -> [?HOOKS, ?READER]
+        end,
+    ok = timer:sleep(?LEAVE_POLL_MS),
+    Deadline = erlang:monotonic_time(millisecond) + ?LEAVE_MS,
+    wait_until_left(lists:delete(self(), processes()), Modules, Deadline).
+
+wait_until_left(Processes, Modules, Deadline) ->
+    Inside = [Pid || Pid <- Processes, is_inside(Pid, Modules)],
+    case Inside =:= [] orelse erlang:monotonic_time(millisecond) >= Deadline of
+        true ->
+            ok;
+        false ->
+            ok = timer:sleep(?LEAVE_POLL_MS),
+            wait_until_left(Inside, Modules, Deadline)
+    end.
+
+is_inside(Pid, Modules) ->
+    case erlang:process_info(Pid, current_stacktrace) of
+        {_, Frames} -> lists:any(fun({M, _, _, _}) -> lists:member(M, Modules) end, Frames);
+        undefined -> false
     end.
 
 native() ->
@@ -115,16 +190,10 @@ installed_version(Module) ->
     end.
 
 install(true, _) ->
-    %% A callback that we do not export would crash a log when it is first called.
-    Missing = [
-        {Behaviour, Callback}
-     || {Behaviour, Module} <- [{osiris_log_hooks, ?HOOKS}, {osiris_log_reader, ?READER}],
-        Callback <- Behaviour:behaviour_info(callbacks),
-        not lists:member(Callback, Module:module_info(exports))
-    ],
-    case Missing of
+    Wanted = [{B, B:behaviour_info(callbacks)} || B <- [osiris_log_hooks, osiris_log_reader]],
+    case missing_callbacks(Wanted) of
         [] -> ok;
-        _ -> {error, {unknown_shape, format("osiris wants unknown callbacks: ~p", [Missing])}}
+        Missing -> {error, {unknown_shape, format("osiris wants unknown callbacks: ~p", [Missing])}}
     end;
 install(false, none) ->
     maybe
@@ -140,7 +209,7 @@ install(false, [Installed]) ->
             ok;
         Wanted ->
             {error,
-                {restart_needed,
+                {restart_needed, [Installed],
                     format("osiris_log carries hooks of version ~p, this plugin needs ~p", [
                         Installed, Wanted
                     ])}}
@@ -202,9 +271,22 @@ install_drain() ->
             ok
     end.
 
-%% What log reader and hooks call outside osiris_log.
-neighbours() ->
-    Calls = [
+-doc false.
+-spec missing_callbacks([{module(), [{atom(), arity()}]}]) -> [{module(), {atom(), arity()}}].
+missing_callbacks(Wanted) ->
+    %% A callback that we do not export would crash a log when it is first called.
+    Ours = #{osiris_log_hooks => ?HOOKS, osiris_log_reader => ?READER},
+    [
+        {Behaviour, Callback}
+     || {Behaviour, Callbacks} <- Wanted,
+        Callback <- Callbacks,
+        not lists:member(Callback, (maps:get(Behaviour, Ours)):module_info(exports))
+    ].
+
+-doc "What log reader and hooks call outside osiris_log.".
+-spec called() -> [mfa()].
+called() ->
+    [
         {osiris_log_shared, first_chunk_id, 1},
         {osiris_log_shared, last_chunk_id, 1},
         {osiris_log_shared, committed_chunk_id, 1},
@@ -213,7 +295,10 @@ neighbours() ->
         {osiris_bloom, init_matcher, 1},
         {osiris_bloom, is_match, 2},
         {osiris_retention, eval, 4}
-    ],
+    ].
+
+neighbours() ->
+    Calls = called(),
     _ = [code:ensure_loaded(M) || {M, _, _} <- Calls],
     case [MFA || {M, F, A} = MFA <- Calls, not erlang:function_exported(M, F, A)] of
         [] -> ok;

@@ -1,7 +1,8 @@
 %% Owns: the shape that osiris_log must have, and the change of its abstract code that adds the
 %% hooks. Pure: forms in, forms out.
 %% Does not own: reading, compiling or loading the module (rabbitmq_stream_s3_osiris), nor what
-%% a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
+%% a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader), nor what takes its place
+%% while the plugin is off (rabbitmq_stream_s3_detached_forms).
 %%
 %% A hooked function keeps its body under the name '$stock_<name>'; the old name becomes a
 %% wrapper. Calls inside the module go to the wrapper too: init/1 and init_acceptor/3 reach the
@@ -9,17 +10,58 @@
 -module(rabbitmq_stream_s3_osiris_forms).
 
 -export([instrument/2, wrap_answers/3, wrap_drain/2, version/0]).
+-export([calls/0, calls_of/2]).
 
 -type forms() :: [erl_parse:abstract_form() | erl_parse:form_info()].
 -export_type([forms/0]).
 
-%% Bump when a wrapper changes: code of another version needs a restart of the node.
+%% Bump when a wrapper changes: code of another version needs a restart of the node. Until then it
+%% protects, if everything that it calls is there (see calls_of/2).
 -define(VERSION, 2).
+-define(CALLS, rabbitmq_stream_s3_calls).
+-define(DETACHED, rabbitmq_stream_s3_detached_forms).
 
 -doc "The version of the wrappers that instrument/2 adds.".
 -spec version() -> pos_integer().
 version() ->
     ?VERSION.
+
+-doc "What the wrappers call in the plugin; kept with them, for a plugin of another version.".
+-spec calls() -> [mfa()].
+calls() ->
+    Hooks = [
+        {empty_log, 1},
+        {on_init, 3},
+        {on_update_retention, 2},
+        {evaluate_retention, 2},
+        {first_offset, 2},
+        {first_timestamp, 2}
+    ],
+    Reader = [
+        {init_offset_reader, 2},
+        {resolve_offset_spec, 2},
+        {adopt, 2},
+        {send_file, 3},
+        {chunk_iterator, 2},
+        {chunk_iterator, 3},
+        {iterator_next, 1},
+        {next_offset, 1},
+        {committed_offset, 1},
+        {committed_chunk_id, 1},
+        {close, 1}
+    ],
+    [{rabbitmq_stream_s3_hooks, F, A} || {F, A} <- Hooks] ++
+        [{rabbitmq_stream_s3_log_reader, F, A} || {F, A} <- Reader].
+
+-doc "What the wrappers in a module with these attributes call. Those of version 1 did not say.".
+-spec calls_of(pos_integer(), [{atom(), term()}]) -> {ok, [mfa()]} | unknown.
+calls_of(1, _) ->
+    {ok, calls()};
+calls_of(_, Attributes) ->
+    case proplists:get_value(?CALLS, Attributes, unknown) of
+        unknown -> unknown;
+        Calls -> {ok, Calls}
+    end.
 
 -doc """
 Adds the hooks, and the attribute Mark with the version, to the forms of osiris_log. Refuses with
@@ -180,9 +222,12 @@ rewrite(Mark, Hooks, Forms) ->
     Anno = erl_anno:new(0),
     Attributes = [
         {attribute, Anno, Mark, ?VERSION},
+        {attribute, Anno, ?CALLS, calls()},
         {attribute, Anno, export, [{'$retention_evaluated', 2}]}
     ],
-    Wrappers = [parse(Text) || Text <- [adopt(), evaluated(), begin_log() | [wrapper(H) || H <- Hooks]]],
+    Detached = ?DETACHED:functions(fields(iterator, Forms)),
+    Added = [adopt(), evaluated(), begin_log() | Detached] ++ [wrapper(H) || H <- Hooks],
+    Wrappers = [parse(Text) || Text <- Added],
     replace(Hooks, Attributes, Wrappers, Forms).
 
 replace(Functions, Attributes, Wrappers, Forms) ->
@@ -281,9 +326,9 @@ wrapper({Name, 1}) when Name =:= first_offset; Name =:= first_timestamp ->
         "    Local = '$stock_~s'(State),"
         "    case application:get_env(osiris, log_hooks) of"
         "        {ok, Hooks} -> try Hooks:~s(State, Local) catch error:undef -> Local end;"
-        "        undefined -> Local"
+        "        undefined -> '$kept'(~s, State, Local)"
         "    end.",
-        [Name, Name, Name]
+        [Name, Name, Name, Name]
     );
 wrapper({Name, 2}) when Name =:= init_offset_reader; Name =:= resolve_offset_spec ->
     io_lib:format(
@@ -296,10 +341,16 @@ wrapper({Name, 2}) when Name =:= init_offset_reader; Name =:= resolve_offset_spe
         "    end.",
         [Name, Name, Name, Name, Name]
     );
-%% Hot functions match our own tuple and nothing else.
+%% Hot functions match our own tuple, and only then ask whether the plugin is on: a reader of ours
+%% lives in a connection, which does not end when it is disabled.
 wrapper({send_file, 3}) ->
-    "send_file(Socket, {rabbitmq_stream_s3_log_reader, _} = State, Callback) ->"
-    "    rabbitmq_stream_s3_log_reader:send_file(Socket, State, Callback);"
+    "send_file(Socket, {rabbitmq_stream_s3_log_reader, Ours} = State, Callback) ->"
+    "    case application:get_env(osiris, log_reader) of"
+    "        {ok, Reader} -> Reader:send_file(Socket, State, Callback);"
+    "        undefined ->"
+    "            Read = fun(Log) -> '$stock_send_file'(Socket, Log, Callback) end,"
+    "            '$detached_read'(Ours, Read)"
+    "    end;"
     "send_file(Socket, #osiris_log{cfg = #cfg{counter_id = Id}, mode = #read{type = offset}}"
     "          = State, Callback) when Id =/= undefined ->"
     "    case '$adopt'(State) of"
@@ -309,9 +360,16 @@ wrapper({send_file, 3}) ->
     "send_file(Socket, State, Callback) -> '$stock_send_file'(Socket, State, Callback).";
 wrapper({chunk_iterator, Arity}) ->
     Rest = lists:append([", A" ++ integer_to_list(N) || N <- lists:seq(2, Arity)]),
+    %% Not the iterator before: it may be of another reader.
+    Fresh = lists:append([", A2" | [", undefined" || _ <- lists:seq(3, Arity)]]),
     io_lib:format(
-        "chunk_iterator({rabbitmq_stream_s3_log_reader, _} = State~s) ->"
-        "    rabbitmq_stream_s3_log_reader:chunk_iterator(State~s);"
+        "chunk_iterator({rabbitmq_stream_s3_log_reader, Ours} = State~s) ->"
+        "    case application:get_env(osiris, log_reader) of"
+        "        {ok, Reader} -> Reader:chunk_iterator(State~s);"
+        "        undefined ->"
+        "            Read = fun(Log) -> '$stock_chunk_iterator'(Log~s) end,"
+        "            '$detached_read'(Ours, Read)"
+        "    end;"
         "chunk_iterator(#osiris_log{cfg = #cfg{counter_id = Id}, mode = #read{type = offset}}"
         "               = State~s) when Id =/= undefined ->"
         "    case '$adopt'(State) of"
@@ -319,18 +377,26 @@ wrapper({chunk_iterator, Arity}) ->
         "        false -> '$stock_chunk_iterator'(State~s)"
         "    end;"
         "chunk_iterator(State~s) -> '$stock_chunk_iterator'(State~s).",
-        [Rest, Rest, Rest, Rest, Rest, Rest, Rest]
+        [Rest, Rest, Fresh, Rest, Rest, Rest, Rest, Rest]
     );
 wrapper({iterator_next, 1}) ->
-    "iterator_next({rabbitmq_stream_s3_iterator, _, _} = Iterator) ->"
-    "    rabbitmq_stream_s3_log_reader:iterator_next(Iterator);"
+    "iterator_next({rabbitmq_stream_s3_iterator, [Entry | Entries], Rest}) ->"
+    "    {Entry, {rabbitmq_stream_s3_iterator, Entries, Rest}};"
+    "iterator_next({rabbitmq_stream_s3_iterator, _, Rest} = Iterator) ->"
+    "    case application:get_env(osiris, log_reader) of"
+    "        {ok, Reader} -> Reader:iterator_next(Iterator);"
+    "        undefined -> '$detached_iterator_next'(Rest)"
+    "    end;"
     "iterator_next(Iterator) -> '$stock_iterator_next'(Iterator).";
 wrapper({Name, 1}) ->
     io_lib:format(
-        "~s({rabbitmq_stream_s3_log_reader, _} = State) ->"
-        "    rabbitmq_stream_s3_log_reader:~s(State);"
+        "~s({rabbitmq_stream_s3_log_reader, Ours} = State) ->"
+        "    case application:get_env(osiris, log_reader) of"
+        "        {ok, Reader} -> Reader:~s(State);"
+        "        undefined -> '$detached_~s'(Ours)"
+        "    end;"
         "~s(State) -> '$stock_~s'(State).",
-        [Name, Name, Name, Name]
+        [Name, Name, Name, Name, Name]
     ).
 
 %% Readers opened before the hooks were there would skip what tiering trims: they are taken over

@@ -85,6 +85,13 @@ node_metrics(Callback) ->
             _ -> 0
         end,
     ok = emit(Callback, ?PREFIX, active, gauge, "1 if the plugin works on this node", [{[], Mode}]),
+    Protected =
+        case rabbitmq_stream_s3_protection:overview() of
+            {_, Streams} -> Streams;
+            off -> 0
+        end,
+    ProtectedHelp = "Streams with history in S3 that the plugin protects here and does not serve",
+    ok = emit(Callback, ?PREFIX, protected_streams, gauge, ProtectedHelp, [{[], Protected}]),
     Access =
         case rabbitmq_stream_s3_api_aws:bucket_status() of
             {inaccessible, _, _} -> 0;

@@ -121,7 +121,10 @@ tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            {true, StreamId};
+            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                true -> {true, StreamId};
+                false -> false
+            end;
         Engine ->
             Known = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) =/= none,
             case Known orelse rabbitmq_stream_s3_osiris:has_member(Shared) of

@@ -4,12 +4,13 @@
 %% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_remote_log).
 
--export([open/4, read/2, next_offset/1, start/1, engine/1, close/1]).
+-export([open/4, resumed/4, read/2, next_offset/1, start/1, engine/1, close/1]).
 -export([iterator/2, iterator_next/1]).
 
 -record(remote, {
-    handle :: rabbitmq_stream_s3_nif:reader(),
-    engine :: rabbitmq_stream_s3_nif:engine(),
+    handle :: rabbitmq_stream_s3_nif:reader() | none,
+    engine :: rabbitmq_stream_s3_nif:engine() | none,
+    %% At this position for ever: see rabbitmq_stream_s3_detached_forms.
     next_offset :: osiris:offset(),
     %% No chunk from here on is handed over.
     limit :: osiris:offset() | infinity,
@@ -75,9 +76,35 @@ open(Engine, StreamId, Start, Options) ->
     end.
 
 -doc """
+The same place for a reader of another version of the plugin: without a handle, so that its first
+read says that another one is needed.
+""".
+-spec resumed(term(), all | user_data, undefined | osiris_bloom:mstate(), counters:counters_ref()) ->
+    {ok, t()} | error.
+resumed(#remote{} = Remote, _, _, _) ->
+    {ok, Remote};
+resumed(Other, Selector, Filter, Counter) when
+    element(1, Other) =:= remote, is_integer(element(4, Other))
+->
+    Next = element(4, Other),
+    {ok, #remote{
+        handle = none,
+        engine = none,
+        next_offset = Next,
+        limit = infinity,
+        start = {offset, Next},
+        chunk_selector = Selector,
+        filter = Filter,
+        counter = Counter
+    }};
+resumed(_, _, _, _) ->
+    error.
+
+-doc """
 The next chunk that the consumer wants, of those that are committed. `wait`: the consumer is woken
-when there is more; `uncommitted`: nobody wakes it, call again later; `more`: call again soon; `local`: the remote tier ends at this offset; `limit`:
-the next chunk, which begins here, is not below the limit.
+when there is more; `uncommitted`: nobody wakes it, call again later; `more`: call again soon; `local`:
+the remote tier ends at this offset; `limit`: the next chunk, which begins here, is not below the limit;
+an error `restarted`: nothing is wrong but the handle, which another must take the place of.
 """.
 -spec read(t(), osiris:offset() | -1) ->
     {chunk, map(), rabbitmq_stream_s3_nif:data(), Trailer :: binary(), t()}
@@ -118,12 +145,14 @@ read(#remote{handle = Handle, limit = Limit} = Remote0, CommittedChunkId, Left) 
             {error, bug, Text}
     end.
 
+reader_read(none, _) ->
+    {error, restarted, <<"the plugin was replaced">>};
 %% A handle of before the native library was loaded again.
 reader_read(Handle, CommittedChunkId) ->
     try
         rabbitmq_stream_s3_nif:reader_read(Handle, CommittedChunkId)
     catch
-        error:badarg -> {error, unavailable, <<"the plugin was restarted">>}
+        error:badarg -> {error, restarted, <<"the plugin was restarted">>}
     end.
 
 %% Counts a chunk once its header has been seen, also when it is skipped, as stock does.
@@ -155,11 +184,13 @@ start(#remote{start = undefined, next_offset = Next}) -> {offset, Next};
 start(#remote{start = Start}) -> Start.
 
 -doc "The engine that it reads with; another one may have come since.".
--spec engine(t()) -> rabbitmq_stream_s3_nif:engine().
+-spec engine(t()) -> rabbitmq_stream_s3_nif:engine() | none.
 engine(#remote{engine = Engine}) ->
     Engine.
 
 -spec close(t()) -> ok.
+close(#remote{handle = none}) ->
+    ok;
 close(#remote{handle = Handle}) ->
     try rabbitmq_stream_s3_nif:reader_close(Handle) of
         _ -> ok

@@ -5,7 +5,7 @@ What the status command shows, gathered on the node that is asked.
 Owns which facts are shown and that no secret is among them. Holds nothing and changes nothing.
 """.
 
--export([node_status/0, stream_status/2, cut/2, read_alarm/0]).
+-export([node_status/0, stream_status/2, cut/2, read_alarm/0, advice/1, hidden/0]).
 
 -define(APP, rabbitmq_stream_s3).
 -define(REMOTE_TIMEOUT_MS, 10_000).
@@ -20,12 +20,20 @@ node_status() ->
     #{mode := Hooks, attached := Attached} = rabbitmq_stream_s3_osiris:status(),
     Settings = rabbitmq_stream_s3_config:public(),
     Access = rabbitmq_stream_s3_api_aws:bucket_status(),
+    {Protected, IsComplete} =
+        case {Attached, rabbitmq_stream_s3_protection:overview()} of
+            {true, {Completeness, Streams}} -> {Streams, Completeness =:= complete};
+            _ -> {0, true}
+        end,
     #{
         node => node(),
         plugin_version => version(),
         mode => Mode,
         inert_reason => Reason,
         inert_text => Text,
+        inert_meaning => meaning(Mode, Attached, Protected, IsComplete),
+        inert_advice => advice(Reason),
+        protected_streams => Protected,
         osiris_hooks => Hooks,
         osiris_attached => Attached,
         osiris_version => version(osiris),
@@ -42,6 +50,55 @@ node_status() ->
         native => rabbitmq_stream_s3_api_aws:stats(),
         shell => rabbitmq_stream_s3_counters:overview()
     }.
+
+%% What is wrong with this node's plugin means that for consumers.
+meaning(inert, true, 0, true) ->
+    <<"no stream has history in S3: streams are as without the plugin">>;
+meaning(inert, true, Streams, IsComplete) ->
+    text(
+        "~ts~b streams have history in S3 and are protected: consumers wait for what the local log "
+        "does not have, stored offsets are kept, nothing is uploaded or trimmed; consumers of what "
+        "is local, and publishers, notice nothing",
+        [
+            case IsComplete of
+                true -> "";
+                false -> "at least "
+            end,
+            Streams
+        ]
+    );
+meaning(inert, false, _, _) ->
+    <<"streams are as without the plugin: consumers see what is left of the local log">>;
+meaning(_, _, _, _) ->
+    <<>>.
+
+-doc "What to do about what makes the plugin inert.".
+-spec advice(atom()) -> binary().
+advice(none) ->
+    <<>>;
+advice(no_bucket) ->
+    <<"Set stream_s3.bucket and restart the node, or disable the plugin">>;
+advice(invalid_configuration) ->
+    <<"Correct the setting and restart the node">>;
+advice(khepri_disabled) ->
+    <<"Enable the feature flag khepri_db, then disable and enable the plugin">>;
+advice(Kind) when Kind =:= native_library; Kind =:= native_version ->
+    <<"Install the archive of the plugin that is for this machine and this version">>;
+advice(restart_needed) ->
+    <<"Restart the node">>;
+advice(start_failed) ->
+    <<"Correct what the text names, then disable and enable the plugin">>;
+advice(_Osiris) ->
+    <<"Keep this version of RabbitMQ or go back to the one before, and report both versions. ",
+        "rabbitmq-streams stream_s3_check_host says it of a version before it is installed">>.
+
+-doc "What consumers of this node would not see if the plugin was disabled.".
+-spec hidden() -> {ok, [#{atom() => term()}]}.
+hidden() ->
+    {ok, [
+        Hidden#{text => rabbitmq_stream_s3:utf8(rabbitmq_stream_s3_hidden:line(Hidden))}
+     || Hidden <- rabbitmq_stream_s3_hidden:streams()
+    ]}.
 
 -spec stream_status(rabbit_types:vhost(), binary()) ->
     {ok, #{atom() => term()}}
@@ -137,6 +194,9 @@ access_kind(_) -> none.
 
 access_text({inaccessible, _, Text}) -> Text;
 access_text(_) -> <<>>.
+
+text(Format, Args) ->
+    rabbitmq_stream_s3:utf8(io_lib:format(Format, Args)).
 
 version() ->
     version(?APP).

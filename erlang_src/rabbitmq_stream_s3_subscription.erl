@@ -10,7 +10,7 @@
 %% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_reader_wait).
 -module(rabbitmq_stream_s3_subscription).
 
--export([end_stream/4, end_amqp/1, is_ended/2, closed/1]).
+-export([end_stream/4, end_stream/2, end_amqp/1, is_ended/2, closed/1]).
 -export([tell/4, monitor_of/3]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -55,6 +55,22 @@ is_ended(Queue, Opened) ->
     case get(?ENDED(Queue)) of
         undefined -> false;
         Ended -> Opened < Ended
+    end.
+
+-doc "As end_stream/4, for a reader of which nothing but its queue is understood.".
+-spec end_stream(Queue :: term(), Kind :: atom()) -> ok.
+end_stream(Queue, Kind) ->
+    case [Pid || {Pid, _, _, _, Reference} <- rabbitmq_stream_s3_osiris:members(), Reference =:= Queue] of
+        [Member | _] ->
+            case put({?MODULE, {Queue, Kind}}, told) of
+                undefined ->
+                    _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
+                    ok;
+                told ->
+                    ok
+            end;
+        [] ->
+            ok
     end.
 
 -doc "The calling process has closed the reader.".

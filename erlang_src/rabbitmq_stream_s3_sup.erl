@@ -1,23 +1,23 @@
 -module(rabbitmq_stream_s3_sup).
 -moduledoc """
-The plugin's processes, in the order in which they need each other. Started inert, it has none but
-rabbitmq_stream_s3_prometheus, which is started aside in both cases.
+The plugin's processes, in the order in which they need each other. Inert, it has one: who says which
+streams are protected. And rabbitmq_stream_s3_prometheus, which is started aside in both cases.
 
 Owns the registry's table, which must outlive every reader.
 """.
 
 -behaviour(supervisor).
 
--export([start_link/1, stop_children/0, init/1]).
+-export([start_link/1, become_inert/0, init/1]).
 
 -spec start_link(active | inert) -> supervisor:startlink_ret().
 start_link(Mode) ->
     supervisor:start_link({local, ?MODULE}, ?MODULE, Mode).
 
 -doc "Back to inert, newest child first; the broker must not notice.".
--spec stop_children() -> ok.
-stop_children() ->
-    lists:foreach(
+-spec become_inert() -> ok.
+become_inert() ->
+    ok = lists:foreach(
         fun(Id) ->
             _ = supervisor:terminate_child(?MODULE, Id),
             _ = supervisor:delete_child(?MODULE, Id)
@@ -28,6 +28,9 @@ stop_children() ->
             %% Shows that the plugin is inert.
             Id =/= rabbitmq_stream_s3_prometheus
         ]
+    ),
+    lists:foreach(
+        fun(Child) -> {ok, _} = supervisor:start_child(?MODULE, Child) end, children(inert)
     ).
 
 -spec init(active | inert) -> {ok, {supervisor:sup_flags(), [supervisor:child_spec()]}}.
@@ -37,7 +40,7 @@ init(Mode) ->
     {ok, {Flags, children(Mode)}}.
 
 children(inert) ->
-    [];
+    [worker(rabbitmq_stream_s3_protection)];
 children(active) ->
     [
         %% The cache comes before the engine: an engine that is opened again marks what the cache

@@ -141,6 +141,8 @@ below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
         {error, closed} ->
             ?WAIT:plugin_is_off(Reader);
+        unprotected ->
+            at_floor(Next, Floor, Reader, Local, Deliver, Left);
         {error, Kind} ->
             ?WAIT:failed(Kind, <<"who has the next chunk cannot be found out">>, Reader);
         Range ->
@@ -221,6 +223,8 @@ reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
 %% Final for this handle. A store that has not answered for a minute may answer in the next one: the
 %% consumer waits, as it would have to wait if it came again. And the handle may have ended only
 %% because its engine did, and the plugin has a new one by now.
+remote_failed(restarted, _, Reader, Local, Deliver, Left) ->
+    again_remote(Reader, Local, Deliver, Left);
 remote_failed(Kind, Text, Reader, Local, Deliver, Left) when
     Kind =:= unavailable; Kind =:= archived
 ->
@@ -328,6 +332,8 @@ fits(Landed, Next, IsCertain, Reader) ->
     case remote_range(Reader) of
         {ok, First, RemoteNext} when Next < RemoteNext, First < Landed ->
             again;
+        unprotected ->
+            true;
         Range ->
             case gap(Range, Landed, IsCertain, Reader) of
                 look_again -> fits(Landed, Next, true, Reader);
@@ -338,7 +344,11 @@ fits(Landed, Next, IsCertain, Reader) ->
 remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            {error, closed};
+            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                true -> {error, closed};
+                %% The local log is all that there is, also of a reader from before.
+                false -> unprotected
+            end;
         Engine ->
             case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
                 none ->

@@ -16,7 +16,8 @@ hooks_test_() ->
         fun retention_of_an_unknown_folder_is_stock/0,
         fun an_evaluation_is_in_the_name_of_the_member/0,
         fun an_evaluation_moves_the_floor/0,
-        fun tracking_looks_at_both_tiers/0
+        fun tracking_looks_at_both_tiers/0,
+        fun an_inert_node_keeps_what_it_protects/0
     ]].
 
 name(Test) ->
@@ -181,3 +182,50 @@ tracking_looks_at_both_tiers() ->
     ?assertEqual({0, 0}, Firsts()),
     ok = rabbitmq_stream_s3_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).
+
+%% No shell and no engine, and a stream that has a manifest: nothing is forgotten, nothing is trimmed,
+%% and stock's own retention goes on. One that has none is stock.
+an_inert_node_keeps_what_it_protects() ->
+    [true = ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    true = unregister(rabbitmq_stream_s3_reconciler),
+    _ = persistent_term:erase(?ENGINE),
+    ok = rabbitmq_stream_s3:set_mode({inert, no_bucket, <<"why">>}),
+    Table = ets:new(rabbitmq_stream_s3_protection, [named_table, public]),
+    true = ets:insert(Table, {complete, true}),
+    Log = ?LOG:append(9, ?LOG:new("inert")),
+    [{_, {unknown, _}}] = ets:lookup(Table, ?LOG:stream_id(Log)),
+    true = ets:insert(Table, {<<"protected">>, listed}),
+    ?assertEqual({0, 0}, firsts(opened("protected"))),
+    Plain = opened("plain"),
+    ?assertEqual({0, 0}, firsts(Plain)),
+    true = ets:delete(Table, <<"plain">>),
+    ?assertEqual({50, 5000}, firsts(Plain)),
+    ?assertMatch({{0, 17}, _, 3}, osiris_log:evaluate_retention(?LOG:dir(Log), [{'fun', x}])),
+    ?assertMatch({{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{max_bytes, 1}])),
+    %% Readers: ours, also where the local log is all that is needed; stock's if it is not protected.
+    Readable = ?LOG:append(9, ?LOG:new("inert_readable")),
+    Context = ?LOG:context(#{}, Readable),
+    true = ets:insert(Table, {?LOG:stream_id(Readable), listed}),
+    {ok, Ours} = osiris_log:init_offset_reader(last, Context),
+    ?assertEqual(rabbitmq_stream_s3_log_reader, element(1, Ours)),
+    ok = osiris_log:close(Ours),
+    {ok, Whole} = osiris_log:init_offset_reader(first, Context),
+    ?assertEqual({rabbitmq_stream_s3_log_reader, 0}, {element(1, Whole), osiris_log:next_offset(Whole)}),
+    ok = osiris_log:close(Whole),
+    true = ets:delete(Table, ?LOG:stream_id(Readable)),
+    {ok, Stock} = osiris_log:init_offset_reader(first, Context),
+    ?assertEqual(osiris_log, element(1, Stock)),
+    ok = osiris_log:close(Stock),
+    true = ets:delete(Table),
+    ok = rabbitmq_stream_s3:erase_mode().
+
+firsts(State) ->
+    {osiris_log:first_offset(State), osiris_log:first_timestamp(State)}.
+
+opened(Name) ->
+    Dir = filename:join(["/tmp", "stream_s3_eunit_" ++ os:getpid(), Name]),
+    ok = filelib:ensure_path(Dir),
+    State = osiris_log:init(#{name => Name, dir => Dir, epoch => 1}),
+    counters:put(osiris_log:counters_ref(State), 2, 50),
+    counters:put(osiris_log:counters_ref(State), 3, 5000),
+    State.

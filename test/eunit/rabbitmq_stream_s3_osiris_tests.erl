@@ -61,6 +61,10 @@ attach_test_() ->
         fun the_module_is_marked/0,
         fun a_second_attach_does_not_load_again/0,
         fun detached_wrappers_are_stock/0,
+        {timeout, 120, fun wrappers_of_another_version_are_good_enough_to_protect/0},
+        {timeout, 120, fun wrappers_that_call_what_is_not_here_are_left_alone/0},
+        fun stored_offsets_are_kept_while_the_plugin_is_off/0,
+        fun nobody_is_inside_when_the_modules_go/0,
         fun attached_logs_open_and_write/0
     ]}.
 
@@ -97,6 +101,113 @@ detached_wrappers_are_stock() ->
     ?assertMatch({{0, 7}, _, 2}, osiris_log:evaluate_retention(Dir, [{'fun', any}])),
     ?assertEqual([0, 6], stream_s3_test_log:segments(Log)),
     ok = osiris_log:close(Reader1),
+    ok = rabbitmq_stream_s3_osiris:attach().
+
+%% As if this node's osiris_log had been instrumented by a plugin of that version.
+installed(Version, Calls) ->
+    {ok, Hooked} = ?FORMS:instrument(rabbitmq_stream_s3, forms()),
+    Changed = lists:flatmap(
+        fun
+            ({attribute, A, rabbitmq_stream_s3, _}) -> [{attribute, A, rabbitmq_stream_s3, Version}];
+            ({attribute, _, rabbitmq_stream_s3_calls, _}) when Calls =:= none -> [];
+            ({attribute, A, rabbitmq_stream_s3_calls, Own}) ->
+                [{attribute, A, rabbitmq_stream_s3_calls, Own ++ Calls}];
+            (Form) -> [Form]
+        end,
+        Hooked
+    ),
+    {ok, osiris_log, Binary} = compile:forms(Changed),
+    true = code:soft_purge(osiris_log),
+    {module, osiris_log} = code:load_binary(osiris_log, code:which(osiris_log), Binary),
+    ok = rabbitmq_stream_s3_osiris:detach().
+
+as_it_was() ->
+    ok = installed(?FORMS:version(), []),
+    ok = rabbitmq_stream_s3_osiris:attach().
+
+wrappers_of_another_version_are_good_enough_to_protect() ->
+    try
+        %% Version 1 did not say what it calls.
+        [
+            begin
+                ok = installed(Version, Calls),
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_osiris:attach(),
+                ?assertMatch(
+                    #{mode := instrumented, attached := true}, rabbitmq_stream_s3_osiris:status()
+                )
+            end
+         || {Version, Calls} <- [{1, none}, {99, []}]
+        ]
+    after
+        as_it_was()
+    end.
+
+wrappers_that_call_what_is_not_here_are_left_alone() ->
+    try
+        [
+            begin
+                ok = installed(99, Calls),
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_osiris:attach(),
+                ?assertMatch(#{attached := false}, rabbitmq_stream_s3_osiris:status())
+            end
+         || Calls <- [none, [{rabbitmq_stream_s3_hooks, on_something_new, 4}]]
+        ]
+    after
+        as_it_was()
+    end.
+
+stored_offsets_are_kept_while_the_plugin_is_off() ->
+    Dir = filename:join(["/tmp", "stream_s3_eunit_" ++ os:getpid(), "kept"]),
+    ok = filelib:ensure_path(Dir),
+    Firsts = fun(Name) ->
+        State = osiris_log:init(#{name => Name, dir => Dir, epoch => 1}),
+        counters:put(osiris_log:counters_ref(State), 2, 50),
+        counters:put(osiris_log:counters_ref(State), 3, 5000),
+        {osiris_log:first_offset(State), osiris_log:first_timestamp(State)}
+    end,
+    ok = rabbitmq_stream_s3_osiris:detach(#{<<"kept">> => {10, 1000}, <<"late">> => {70, 7000}}),
+    ?assertEqual({10, 1000}, Firsts(<<"kept">>)),
+    ?assertEqual({10, 1000}, Firsts("kept")),
+    ?assertEqual({50, 5000}, Firsts(<<"late">>)),
+    ?assertEqual({50, 5000}, Firsts(<<"another">>)),
+    ok = rabbitmq_stream_s3_osiris:detach(all),
+    ?assertEqual({0, 0}, Firsts(<<"another">>)),
+    %% On again: the hooks say it from here on, and nothing is left behind.
+    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_osiris:detach(),
+    ?assertEqual({50, 5000}, Firsts(<<"kept">>)),
+    ok = rabbitmq_stream_s3_osiris:attach().
+
+%% A hook that is under way ends before its modules are unloaded.
+nobody_is_inside_when_the_modules_go() ->
+    Test = self(),
+    Log = stream_s3_test_log:append(4, stream_s3_test_log:new("inside")),
+    Context = stream_s3_test_log:context(#{}, Log),
+    {ok, Listen} = gen_tcp:listen(0, [binary, {active, false}]),
+    {ok, Port} = inet:port(Listen),
+    Inside = spawn_link(fun() ->
+        Callback = fun(_, _) ->
+            Test ! inside,
+            receive
+                go_on -> Test ! {left, erlang:monotonic_time()}
+            end,
+            <<>>
+        end,
+        %% File and socket belong to who opened them.
+        {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary]),
+        {ok, Reader} = osiris_log:init_offset_reader(first, Context),
+        {ok, _} = osiris_log:send_file(Socket, Reader, Callback)
+    end),
+    receive
+        inside -> ok
+    end,
+    _ = erlang:send_after(100, Inside, go_on),
+    ok = rabbitmq_stream_s3_osiris:detach(none),
+    Detached = erlang:monotonic_time(),
+    receive
+        {left, Left} -> ?assert(Left < Detached)
+    after 0 -> error(still_inside)
+    end,
     ok = rabbitmq_stream_s3_osiris:attach().
 
 attached_logs_open_and_write() ->

@@ -54,3 +54,27 @@ nobody_is_told_of_a_log_without_a_member_test() ->
     ok = ?SUBSCRIPTION:end_stream(reader, ?QUEUE, atomics:new(4, []), corrupt),
     ok = ?SUBSCRIPTION:closed(reader),
     ?assertEqual(undefined, get({?SUBSCRIPTION, reader})).
+
+%% Of a reader that nobody understands only the queue is known: its member is found by that, and the
+%% connection is told once.
+the_connection_of_a_reader_of_another_version_is_told_test() ->
+    Cache = osiris_reader_context_cache,
+    _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
+    Member = spawn_link(fun() -> receive stop -> ok end end),
+    true = ets:insert(Cache, {Member, "dir", "name", atomics:new(4, []), ?QUEUE, fun(_) -> ok end}),
+    Monitor = make_ref(),
+    ok = ?SUBSCRIPTION:end_stream(?QUEUE, unknown_reader),
+    ok = ?SUBSCRIPTION:end_stream(?QUEUE, unknown_reader),
+    receive
+        {system, From, get_state} ->
+            gen:reply(From, {ok, {open, #{Monitor => {Member, <<"orders">>}}}})
+    end,
+    receive
+        {'DOWN', Monitor, process, Member, Reason} ->
+            ?assertEqual({stream_s3, unknown_reader}, Reason)
+    end,
+    receive
+        {system, _, _} -> error(told_twice)
+    after 0 -> ok
+    end,
+    true = ets:delete(Cache).

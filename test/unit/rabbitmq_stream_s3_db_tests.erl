@@ -191,12 +191,12 @@ another_incarnation() ->
     ok = delete_queue(QName),
     QName = queue(<<"again">>, "again_2"),
     ?assertEqual({error, not_found}, ?DB:put_anchor(<<"again_1">>, QName)),
-    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 0)),
-    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 3)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 40, 0)),
+    ?assertEqual(not_found, ?DB:commit_pointer(<<"again_1">>, QName, 1, 7, 40, 3)),
     ?assertNot(khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, <<"again_1">>])),
     %% The new one is served beside it.
     ?assertEqual(ok, ?DB:put_anchor(<<"again_2">>, QName)),
-    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"again_2">>, QName, 1, 7, 0)).
+    ?assertEqual({ok, 1}, ?DB:commit_pointer(<<"again_2">>, QName, 1, 7, 40, 0)).
 
 gone() ->
     Here = queue(<<"here">>),

@@ -184,6 +184,7 @@ impl Log {
             start,
             lead_crc: crc32(&encoded),
             trailer_crc: crc32(&[]),
+            written_ms: timestamp_ms,
         });
     }
 
