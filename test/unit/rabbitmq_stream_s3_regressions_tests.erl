@@ -32,7 +32,7 @@ member() ->
     Info = #{stream_id => ?ID, dir => "/dir"},
     ok = ?REPLICA:register_dir("/dir", ?ID),
     ok = ?REPLICA:register_member(writer, Pid, Info),
-    #{?ID := {writer, Pid, _}} = ?REPLICA:members(),
+    {ok, #{?ID := {writer, Pid, _}}} = ?REPLICA:members(),
     Pid.
 
 %% Ends a member; returns when the replica has heard of it.
@@ -48,7 +48,7 @@ until_forgotten(0) ->
     error(still_a_member);
 until_forgotten(Left) ->
     case ?REPLICA:members() of
-        Members when map_size(Members) =:= 0 -> ok;
+        {ok, Members} when map_size(Members) =:= 0 -> ok;
         _ -> until_forgotten(Left - 1)
     end.
 
