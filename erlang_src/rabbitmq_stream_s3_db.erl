@@ -103,6 +103,8 @@ anchor_exists(StreamId) ->
         {error, Reason} -> {error, Reason}
     end.
 
+%% A pattern is given where amqqueue expects a queue.
+-dialyzer({nowarn_function, [gone/1, queues_of/1, stream_id/1]}).
 -doc """
 Which of these streams have neither a container nor a queue of whatever name, on the word of a quorum.
 All queues are looked through: ask for many streams at once.

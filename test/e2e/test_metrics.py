@@ -4,6 +4,8 @@ import urllib.error
 
 import pytest
 
+from stream_s3_e2e.publish import publish
+from stream_s3_e2e.records import fixed
 from stream_s3_e2e.tiered import PLUGIN, TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -69,3 +71,24 @@ def test_an_inert_plugin_says_so_on_the_page(run_dir, s3):
         assert node.node_status()["mode"] == "inert"
         wait_shown(node)
         assert node.counter("active") == 0
+
+
+def test_the_sums_of_the_node_are_those_of_its_streams(broker):
+    streams = ["sum-1", "sum-2"]
+    with broker.client() as client:
+        for number, stream in enumerate(streams, start=1):
+            client.create(stream)
+            publish(broker, stream, 100 * number, fixed(1_000), client=client)
+    for number, stream in enumerate(streams, start=1):
+        broker.flush_tier(stream, 100 * number)
+    per_object = broker.metrics("/metrics/per-object")
+    for name in ("manifest_total_size", "manifest_fragments", "edits_since_persist", "assembly_payload_bytes"):
+        name = f"rabbitmq_stream_s3_stream_{name}"
+        assert broker.metrics().value(name) == per_object.sum(name)
+    assert broker.counter("stream_manifest_total_size") > 300_000
+    assert broker.counter("stream_manifest_fragments") >= 2
+    assert broker.counter("unpersisted_records") == broker.counter("streams_stalled") == 0
+    # A stream that goes takes its share with it.
+    with broker.client() as client:
+        client.delete(streams[1])
+    wait_until(lambda: broker.counter("stream_manifest_total_size") < 200_000, 30, "the sums follow")

@@ -41,6 +41,8 @@ stop(Pids) ->
     ok = rabbitmq_stream_s3:erase_engine(),
     lists:foreach(
         fun(Module) ->
+            %% The module itself may have been loaded by another test.
+            _ = code:purge(Module),
             true = code:delete(Module),
             _ = code:purge(Module)
         end,

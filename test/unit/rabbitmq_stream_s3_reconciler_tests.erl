@@ -198,6 +198,7 @@ load_double(Name, Functions) ->
     ok.
 
 unload(Module) ->
+    _ = code:purge(Module),
     true = code:delete(Module),
     _ = code:purge(Module),
     ok.
