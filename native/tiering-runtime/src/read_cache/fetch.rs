@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::flights::Landing;
-use super::{BLOCK_BYTES, Inner, Part, PartKey};
+use super::{BLOCK_BYTES, Inner, Part, PartKey, Source};
 use crate::buffer_pool::PooledBuffer;
 use crate::remote_tier::{RangeSink, StoreError, StoreErrorKind};
 
@@ -17,55 +17,37 @@ use crate::remote_tier::{RangeSink, StoreError, StoreErrorKind};
 /// that trickles, which holds a reader up just as long. What came before stays, and the rest is asked for again.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Brings blocks that follow each other by one request.
-pub(super) fn blocks(
+/// Brings blocks that follow each other by one request; from this node's disk one block, which the store is asked for if it is
+/// not there after all.
+pub(super) async fn bring(
     inner: Arc<Inner>,
     keys: Vec<PartKey>,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |landing| Box::pin(fetch_blocks(inner, keys, landing))
-}
-
-/// Brings one block from this node's disk; from the store if it is not there after all.
-pub(super) fn from_disk(
-    inner: Arc<Inner>,
-    key: PartKey,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |mut landing| {
-        Box::pin(async move {
-            let found = match &inner.disk {
-                Some(disk) => disk.read(&key).await,
-                None => None,
-            };
-            match found {
-                Some(bytes) => {
-                    inner.stats.read_cache_disk_hits.increment();
-                    landing.land(bytes);
-                }
-                None => {
-                    inner.stats.read_cache_misses.increment();
-                    fetch_blocks(inner, vec![key], landing).await;
-                }
-            }
-        })
+    source: Source,
+    mut landing: Landing,
+) {
+    if let (Source::Disk, Some(disk), Some(key)) = (source, &inner.disk, keys.first()) {
+        if let Some(bytes) = disk.read(key).await {
+            inner.stats.read_cache_disk_hits.increment();
+            return landing.land(bytes);
+        }
+        inner.stats.read_cache_misses.increment();
     }
+    fetch_blocks(inner, keys, landing).await;
 }
 
 /// Brings an index or a group.
-pub(super) fn lookup(
+pub(super) async fn lookup(
     inner: Arc<Inner>,
     request: impl Future<Output = Result<Bytes, StoreError>> + Send + 'static,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |mut landing| {
-        Box::pin(async move {
-            let _turn = inner.requests.acquire().await;
-            match request.await {
-                Ok(bytes) => {
-                    inner.stats.read_fetched_bytes.add(bytes.len() as u64);
-                    landing.land(bytes);
-                }
-                Err(error) => landing.fail(&error),
-            }
-        })
+    mut landing: Landing,
+) {
+    let _turn = inner.requests.acquire().await;
+    match request.await {
+        Ok(bytes) => {
+            inner.stats.read_fetched_bytes.add(bytes.len() as u64);
+            landing.land(bytes);
+        }
+        Err(error) => landing.fail(&error),
     }
 }
 

@@ -5,7 +5,7 @@
 //! told to all who wait, and to nobody who comes later.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -17,14 +17,17 @@ use crate::remote_tier::{StoreError, StoreErrorKind};
 type Landed = Option<Result<Bytes, StoreError>>;
 
 /// A task; given up when the last one who waits for a part of it is gone.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Flight {
-    task: AbortHandle,
+    /// Not there until it has departed.
+    task: OnceLock<AbortHandle>,
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
     }
 }
 
@@ -81,49 +84,42 @@ impl Flights {
         })
     }
 
-    /// Starts a task that brings these parts, in this order. The caller holds the lock until it has the seats.
-    pub(super) fn start<F>(
+    /// Books seats for these parts, which one task will bring in this order. From now on others can join; the task itself is
+    /// started by [`Booking::depart`], without the lock.
+    pub(super) fn book(
         &mut self,
         inner: &Arc<Inner>,
-        keys: Vec<PartKey>,
+        keys: &[PartKey],
         keep: bool,
-        work: impl FnOnce(Landing) -> F,
-    ) -> Vec<Seat>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    ) -> (Vec<Seat>, Booking) {
         self.last_id += 1;
         let flight_id = self.last_id;
-        let (senders, receivers): (VecDeque<_>, Vec<_>) = keys
-            .iter()
-            .map(|key| {
-                let (sender, receiver) = watch::channel(None);
-                ((key.clone(), sender), receiver)
-            })
-            .unzip();
-        let landing = Landing {
-            inner: Arc::clone(inner),
-            flight_id,
-            keep,
-            parts: senders,
-        };
-        let task = tokio::spawn(work(landing)).abort_handle();
-        let flight = Arc::new(Flight { task });
-        let seats = keys.into_iter().zip(receivers).map(|(key, landed)| {
+        let flight = Arc::new(Flight::default());
+        let mut parts = VecDeque::with_capacity(keys.len());
+        let mut seats = Vec::with_capacity(keys.len());
+        for key in keys {
+            let (sender, landed) = watch::channel(None);
+            parts.push_back((key.clone(), sender));
             self.pending.insert(
-                key,
+                key.clone(),
                 Pending {
                     flight: Arc::downgrade(&flight),
                     flight_id,
                     landed: landed.clone(),
                 },
             );
-            Seat {
+            seats.push(Seat {
                 landed,
                 _flight: Arc::clone(&flight),
-            }
-        });
-        seats.collect()
+            });
+        }
+        let landing = Landing {
+            inner: Arc::clone(inner),
+            flight_id,
+            keep,
+            parts,
+        };
+        (seats, Booking { landing, flight })
     }
 
     fn remove(&mut self, key: &PartKey, flight_id: u64) {
@@ -135,6 +131,28 @@ impl Flights {
         {
             self.pending.remove(key);
         }
+    }
+}
+
+/// A flight that has seats and no task yet.
+///
+/// Starting a task can end it at once: a runtime that is being closed drops the future where it is spawned, and with it the
+/// [`Landing`], which takes the lock. So nobody departs, and no landing is dropped, while the lock is held.
+pub(super) struct Booking {
+    landing: Landing,
+    flight: Arc<Flight>,
+}
+
+impl Booking {
+    /// Starts the task. Must not be called with the lock held.
+    pub(super) fn depart<F>(self, work: impl FnOnce(Landing) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Self { landing, flight } = self;
+        let task = tokio::spawn(work(landing)).abort_handle();
+        // Set once, here. If those who waited are gone by now, the flight ends with this function, and its task with it.
+        let _ = flight.task.set(task);
     }
 }
 

@@ -29,7 +29,7 @@ mod store;
 mod tests;
 
 use disk::Disk;
-use flights::{Flights, Seat};
+use flights::{Booking, Flights, Seat};
 use store::Store;
 
 /// Length of every block but an object's last. Small enough that a single record costs little, large enough that the
@@ -159,6 +159,9 @@ impl ReadCache {
             return read;
         }
         let stats = &self.inner.stats;
+        // Tasks are started, and what is forgotten is dropped, without the lock: see `Booking`.
+        let mut departures = Vec::new();
+        let (mut forgotten, mut on_disk) = (Vec::new(), Vec::new());
         let mut state = self.inner.lock();
         let mut missing: Vec<PartKey> = Vec::new();
         for number in range.start / BLOCK_BYTES..=(range.end - 1) / BLOCK_BYTES {
@@ -167,51 +170,59 @@ impl ReadCache {
                 part: Part::Block(number),
             };
             if past_cache {
-                state.blocks.remove(&key);
-                if let Some(disk) = &self.inner.disk {
-                    disk.remove(&key);
-                }
+                forgotten.extend(state.blocks.remove(&key));
+                on_disk.push(key.clone());
             } else if let Some(seat) = state.flights.join(&key) {
                 stats.read_cache_joins.increment();
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
                 read.pieces.push_back(Piece::Coming(seat));
                 continue;
             } else if let Some(bytes) = state.blocks.get(&key) {
                 stats.read_cache_hits.increment();
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
                 read.pieces.push_back(Piece::Here(bytes));
                 continue;
             } else if let Some(disk) = &self.inner.disk
                 && disk.has(&key)
             {
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
-                let fetch = fetch::from_disk(Arc::clone(&self.inner), key.clone());
-                let seats = state.flights.start(&self.inner, vec![key], true, fetch);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
+                let keys = vec![key];
+                let (seats, booking) = state.flights.book(&self.inner, &keys, true);
                 read.pieces.extend(seats.into_iter().map(Piece::Coming));
+                departures.push((booking, keys, Source::Disk));
                 continue;
             }
             stats.read_cache_misses.increment();
             missing.push(key);
         }
-        self.bring(&mut state, &mut read, &mut missing, past_cache);
+        departures.extend(self.book(&mut state, &mut read, &mut missing, !past_cache));
+        drop(state);
+        drop(forgotten);
+        if let Some(disk) = &self.inner.disk {
+            on_disk.iter().for_each(|key| disk.remove(key));
+        }
+        for (booking, keys, source) in departures {
+            let inner = Arc::clone(&self.inner);
+            booking.depart(|landing| fetch::bring(inner, keys, source, landing));
+        }
         read
     }
 
-    /// One request for blocks that follow each other.
-    fn bring(
+    /// Seats in one request for blocks that follow each other.
+    fn book(
         &self,
         state: &mut State,
         read: &mut RangeRead,
         missing: &mut Vec<PartKey>,
-        past_cache: bool,
-    ) {
+        keep: bool,
+    ) -> Option<(Booking, Vec<PartKey>, Source)> {
         if missing.is_empty() {
-            return;
+            return None;
         }
         let keys = std::mem::take(missing);
-        let fetch = fetch::blocks(Arc::clone(&self.inner), keys.clone());
-        let seats = (state.flights).start(&self.inner, keys, !past_cache, fetch);
+        let (seats, booking) = state.flights.book(&self.inner, &keys, keep);
         read.pieces.extend(seats.into_iter().map(Piece::Coming));
+        Some((booking, keys, Source::Store))
     }
 
     /// The index of a fragment: its bytes from `range.start` on, of which at most as many as the range has.
@@ -258,8 +269,10 @@ impl ReadCache {
             object: Arc::from(object),
             part: Part::Index(start),
         };
+        // A copy of megabytes is not made while others wait for the lock.
+        let index = Bytes::copy_from_slice(index);
         let mut state = self.inner.lock();
-        let pushed_out = state.lookups.put(key, Bytes::copy_from_slice(index));
+        let pushed_out = state.lookups.put(key, index);
         self.inner.count_cached(&state);
         drop(state);
         drop(pushed_out);
@@ -272,10 +285,11 @@ impl ReadCache {
         request: impl Future<Output = Result<Bytes, StoreError>> + Send + 'static,
     ) -> Result<Bytes, StoreError> {
         let stats = &self.inner.stats;
-        let seat = {
+        let mut forgotten = None;
+        let (seat, booking) = {
             let mut state = self.inner.lock();
             if past_cache {
-                state.lookups.remove(&key);
+                forgotten = state.lookups.remove(&key);
             } else if let Some(bytes) = state.lookups.get(&key) {
                 stats.read_lookup_hits.increment();
                 return Ok(bytes);
@@ -284,16 +298,21 @@ impl ReadCache {
             match joined {
                 Some(seat) => {
                     stats.read_cache_joins.increment();
-                    Some(seat)
+                    (Some(seat), None)
                 }
                 None => {
                     stats.read_lookup_misses.increment();
-                    let fetch = fetch::lookup(Arc::clone(&self.inner), request);
-                    let seats = (state.flights).start(&self.inner, vec![key], !past_cache, fetch);
-                    seats.into_iter().next()
+                    let (mut seats, booking) =
+                        state.flights.book(&self.inner, &[key], !past_cache);
+                    (seats.pop(), Some(booking))
                 }
             }
         };
+        drop(forgotten);
+        if let Some(booking) = booking {
+            let inner = Arc::clone(&self.inner);
+            booking.depart(|landing| fetch::lookup(inner, request, landing));
+        }
         match seat {
             Some(seat) => seat.landed().await,
             None => Err(flights::lost()),
@@ -321,6 +340,13 @@ const fn idle_blocks(capacity_bytes: u64) -> usize {
     } else {
         IDLE_BLOCKS_MAX as usize
     }
+}
+
+/// Where a flight goes.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Store,
+    Disk,
 }
 
 enum Piece {

@@ -50,10 +50,11 @@ impl Store {
         gone
     }
 
-    pub(super) fn remove(&mut self, key: &PartKey) {
-        if let Some(bytes) = self.parts.pop(key) {
-            self.bytes -= cost(&bytes);
-        }
+    /// Forgets a part; returns it, to be dropped where that may take time.
+    pub(super) fn remove(&mut self, key: &PartKey) -> Option<Bytes> {
+        let bytes = self.parts.pop(key)?;
+        self.bytes -= cost(&bytes);
+        Some(bytes)
     }
 
     pub(super) fn set_capacity(&mut self, capacity_bytes: u64) -> Vec<Bytes> {

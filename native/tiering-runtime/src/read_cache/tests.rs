@@ -373,6 +373,61 @@ fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
+/// Says when it is dropped.
+struct Marker(std::sync::mpsc::Sender<()>);
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // The test may be over.
+        self.0.send(()).ok();
+    }
+}
+
+/// A runtime that has begun to close drops a future where it is spawned: here, while a reader asks for what is missing.
+#[test]
+fn asking_on_a_runtime_that_is_being_closed_comes_back_and_leaves_nothing_behind() {
+    const SOON: std::time::Duration = std::time::Duration::from_secs(5);
+    for lookup in [false, true] {
+        let world = World::new(8 * BLOCK, false, PLENTY, None);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (is_asking, asks) = std::sync::mpsc::channel();
+        let (closes, is_closing) = std::sync::mpsc::channel();
+        let (came_back, is_back) = std::sync::mpsc::channel();
+        let (dropped, is_dropped) = std::sync::mpsc::channel();
+        let marker = Marker(dropped);
+        runtime.spawn(async move {
+            let _marker = marker;
+            std::future::pending::<()>().await;
+        });
+        let (cache, object) = (world.cache.clone(), Arc::clone(&world.object));
+        runtime.spawn(async move {
+            is_asking.send(()).expect("the test waits");
+            is_closing.recv().expect("the test goes on");
+            if lookup {
+                // In the same poll; the answer never comes.
+                let index = cache.index(&object, 0..100, false);
+                let waits = std::pin::pin!(index);
+                let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+                let _ = waits.poll(&mut context);
+            } else {
+                drop(cache.range(&object, 0..4 * BLOCK_BYTES, false));
+            }
+            came_back.send(()).expect("the test waits");
+        });
+        asks.recv_timeout(SOON).expect("a thread asks");
+        runtime.shutdown_background();
+        is_dropped.recv_timeout(SOON).expect("tasks are dropped");
+        closes.send(()).expect("the thread waits");
+        is_back.recv_timeout(SOON).expect("no deadlock");
+        assert_eq!(world.cache.pending(), 0);
+        assert!(world.asked().is_empty());
+    }
+}
+
 /// One step of a reader: a range, and after how many pieces it goes away.
 #[derive(Debug, Clone)]
 struct Step {

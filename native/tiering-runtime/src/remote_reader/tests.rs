@@ -327,6 +327,39 @@ fn closing_the_engine_ends_its_readers() {
 }
 
 #[test]
+fn engines_that_are_closed_under_load_end_with_all_that_is_theirs() {
+    const CLOSES: u32 = 1_000;
+    const ENOUGH: Duration = Duration::from_secs(10);
+    let began = std::time::Instant::now();
+    let (mut closes, mut served) = (0, 0);
+    while closes < CLOSES && began.elapsed() < ENOUGH {
+        let world = World::new(400, true, |config| config.read_memory_bytes = 1 << 20);
+        world.publish();
+        let mut readers: Vec<Reader> = (0..8)
+            .map(|number| world.reader(Start::Offset(number * 40)))
+            .collect();
+        // At another moment each time.
+        for _ in 0..closes % 5 {
+            readers[0].wake_ups.recv_timeout(Duration::from_millis(1)).ok();
+            readers[0].take();
+        }
+        world.engine.close();
+        for reader in &mut readers {
+            // To the end of the stream, or to that of the engine; nobody is forgotten.
+            reader.run_to_the_end();
+            served += reader.read.len();
+        }
+        let shared = Arc::downgrade(world.engine.shared());
+        drop((readers, world));
+        until("the engine's memory is given back", || {
+            shared.strong_count() == 0
+        });
+        closes += 1;
+    }
+    assert!(closes >= 50 && served > 0, "{closes} closes, {served} chunks");
+}
+
+#[test]
 fn a_closed_reader_says_so() {
     let world = World::new(10, false, |_| ());
     world.publish();
