@@ -133,19 +133,8 @@ pub enum Effect {
         /// Id of the request.
         id: u64,
     },
-    /// Ask for a share of the node's memory. At most one of these is waiting at any time. Answered at once: granted, or deferred and
-    /// granted later.
-    Reserve {
-        /// How much.
-        bytes: u64,
-    },
-    /// Give granted memory back.
-    Release {
-        /// How much.
-        bytes: u64,
-    },
     /// Put this chunk into the [`ReadyQueue`](super::ReadyQueue).
     Deliver(Chunk),
-    /// Nothing comes after this; what is still running, waiting or granted is the driver's to drop.
+    /// Nothing comes after this; what is still running is the driver's to drop.
     Finish(Finish),
 }

@@ -5,14 +5,43 @@
 //! told to all who wait, and to nobody who comes later.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::store::Held;
 use super::{Inner, Part, PartKey};
 use crate::remote_tier::{StoreError, StoreErrorKind};
+
+/// How often those who wait are told that a flight is alive.
+const BEAT: Duration = Duration::from_secs(10);
+
+/// How far a flight is.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    /// It has waited for memory and for its turn, and is with the store.
+    departed: AtomicBool,
+    /// Bytes that came.
+    moved_bytes: AtomicU64,
+}
+
+impl Life {
+    pub(super) fn departs(&self) {
+        self.departed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn moves(&self, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+}
 
 type Landed = Option<Result<Bytes, StoreError>>;
 
@@ -21,6 +50,7 @@ type Landed = Option<Result<Bytes, StoreError>>;
 struct Flight {
     /// Not there until it has departed.
     task: OnceLock<AbortHandle>,
+    life: Arc<Life>,
 }
 
 impl Drop for Flight {
@@ -35,15 +65,30 @@ impl Drop for Flight {
 #[derive(Debug)]
 pub(super) struct Seat {
     landed: watch::Receiver<Landed>,
-    _flight: Arc<Flight>,
+    flight: Arc<Flight>,
 }
 
 impl Seat {
-    /// The part, when it is here.
-    pub(super) async fn landed(mut self) -> Result<Bytes, StoreError> {
-        match self.landed.wait_for(Option::is_some).await {
-            Ok(landed) => landed.clone().unwrap_or_else(|| Err(lost())),
-            Err(_) => Err(lost()),
+    /// The part, when it is here. While it is not, `alive` is called now and then as long as the store is not to blame.
+    pub(super) async fn landed(mut self, alive: &(dyn Fn() + Sync)) -> Result<Bytes, StoreError> {
+        let life = Arc::clone(&self.flight.life);
+        loop {
+            let before_bytes = life.moved_bytes();
+            tokio::select! {
+                biased;
+                landed = self.landed.wait_for(Option::is_some) => {
+                    return match landed {
+                        Ok(landed) => landed.clone().unwrap_or_else(|| Err(lost())),
+                        Err(_) => Err(lost()),
+                    };
+                }
+                () = tokio::time::sleep(BEAT) => {
+                    let departed = life.departed.load(Ordering::Relaxed);
+                    if !departed || life.moved_bytes() > before_bytes {
+                        alive();
+                    }
+                }
+            }
         }
     }
 }
@@ -80,7 +125,7 @@ impl Flights {
         let flight = pending.flight.upgrade()?;
         Some(Seat {
             landed: pending.landed.clone(),
-            _flight: flight,
+            flight,
         })
     }
 
@@ -110,11 +155,12 @@ impl Flights {
             );
             seats.push(Seat {
                 landed,
-                _flight: Arc::clone(&flight),
+                flight: Arc::clone(&flight),
             });
         }
         let landing = Landing {
             inner: Arc::clone(inner),
+            life: Arc::clone(&flight.life),
             flight_id,
             keep,
             parts,
@@ -159,12 +205,18 @@ impl Booking {
 /// Where a task puts what it brings. Whatever is not there when it ends is lost, and said so.
 pub(super) struct Landing {
     inner: Arc<Inner>,
+    life: Arc<Life>,
     flight_id: u64,
     keep: bool,
     parts: VecDeque<(PartKey, watch::Sender<Landed>)>,
 }
 
 impl Landing {
+    /// How far it is.
+    pub(super) const fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// Whether what it brings is kept.
     pub(super) const fn keeps(&self) -> bool {
         self.keep
@@ -176,17 +228,18 @@ impl Landing {
     }
 
     /// The next part is here. It is kept before anybody is told, and is on its way until it is kept.
-    pub(super) fn land(&mut self, bytes: Bytes) {
+    pub(super) fn land(&mut self, part: Arc<Held>) {
         let Some((key, sender)) = self.parts.pop_front() else {
             return;
         };
+        let bytes = part.bytes();
         let pushed_out = {
             let mut state = self.inner.lock();
             state.flights.remove(&key, self.flight_id);
             let pushed_out = match (self.keep, key.part) {
-                (false, _) => Vec::new(),
-                (true, Part::Block(_)) => state.blocks.put(key, bytes.clone()),
-                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, bytes.clone()),
+                (false, _) => vec![part],
+                (true, Part::Block(_)) => state.blocks.put(key, part),
+                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, part),
             };
             self.inner.count_cached(&state);
             pushed_out

@@ -440,7 +440,6 @@ fn damage_that_stays_ends_the_reader_loudly() {
 #[test]
 fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
     const MEMORY_BYTES: u64 = 2 << 20;
-    const FIRST_REQUEST_BYTES: u64 = 512 << 10;
     let world = World::new(6000, true, |config| {
         config.read_request_size_bytes = 1 << 20;
         config.read_ahead_bytes = 1 << 20;
@@ -460,16 +459,14 @@ fn ten_readers_stay_within_the_memory_of_the_node_and_none_starves() {
         }
     });
     let most = world.gate.most_running_bytes.load(Ordering::SeqCst);
-    assert!(
-        most <= MEMORY_BYTES + 10 * (FIRST_REQUEST_BYTES + 2_000),
-        "{most} bytes at once"
-    );
+    assert!(most <= MEMORY_BYTES, "{most} bytes at once");
     world.gate.wait_running(0);
-    assert_eq!(
-        world.engine.shared().read_memory.available_bytes(),
-        MEMORY_BYTES / 2,
-        "all of it was given back"
-    );
+    until("readers are gone", || world.stat("remote_readers") == 0);
+    assert_eq!(world.stat("read_memory_reserved_bytes"), 0);
+    until("only the cache keeps something", || {
+        let used = world.stat("read_memory_used_bytes");
+        used <= MEMORY_BYTES as i64 && used <= world.stat("read_cache_bytes")
+    });
 }
 
 #[test]
@@ -577,8 +574,10 @@ fn ten_thousand_readers_that_come_and_go_leave_nothing_behind() {
     world.gate.wait_running(0);
     let shared = world.engine.shared();
     assert_eq!(shared.read_cache.pending(), 0);
-    assert_eq!(shared.read_memory.available_bytes(), 32 << 20);
-    assert!(world.stat("read_cache_bytes") <= 32 << 20);
+    until("only the cache keeps something", || {
+        world.stat("read_memory_used_bytes") <= world.stat("read_cache_bytes")
+    });
+    assert!(shared.read_memory.used_bytes() <= shared.read_memory.capacity_bytes());
     assert_eq!(world.stat("readers_waiting_for_memory"), 0);
     assert!(
         open_descriptors() <= descriptors_before + 8,

@@ -140,13 +140,11 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
                     let outcome = Ok(Bytes::new());
                     at(end_ms, Event::Fetched { id, outcome });
                 }
-                Effect::Reserve { bytes } => at(now_ms, Event::Granted { bytes }),
                 Effect::Deliver(chunk) => {
                     let bytes = chunk.bytes.len() as u64;
                     consumer_free_ms = now_ms.max(consumer_free_ms) + bytes / consumer_bytes_per_ms;
                     at(consumer_free_ms, Event::Consumed { chunks: 1, bytes });
                 }
-                Effect::Release { .. } => {}
                 Effect::Finish(finish) => {
                     let next_offset = root.next_offset;
                     assert_eq!(finish, Finish::Local { next_offset });
@@ -268,7 +266,6 @@ fn readers_that_began_elsewhere_ask_for_the_same_ranges_soon() {
                     let outcome = Ok(bytes_of(fragment.first_offset, start, end));
                     reader.handle(now_ms, Event::Fetched { id, outcome });
                 }
-                Effect::Reserve { bytes } => reader.handle(now_ms, Event::Granted { bytes }),
                 Effect::Deliver(chunk) => {
                     let bytes = chunk.bytes.len() as u64;
                     reader.handle(now_ms, Event::Consumed { chunks: 1, bytes });
