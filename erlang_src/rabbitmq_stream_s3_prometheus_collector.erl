@@ -189,12 +189,15 @@ kind(Name) ->
 native_gauges() ->
     [
         requests_in_flight,
+        control_requests_waiting,
         transfers_in_flight,
         transfers_pending,
         streams_open,
         remote_readers,
         read_cache_bytes,
         read_cache_disk_bytes,
+        read_cache_disk_unusable,
+        read_memory_used_bytes,
         read_memory_reserved_bytes,
         readers_waiting_for_memory,
         lent_chunks,

@@ -12,9 +12,12 @@ use std::collections::BTreeMap;
 /// A consumer that has taken nothing for so long rests: long against the gaps of one that reads, short against a consumer's wait.
 pub const REST_MS: u64 = 50;
 
-/// What nobody gives back for so long is in the host's hands. Whoever waits is then served beyond the budget, one request at a
-/// time: a host that keeps what it was handed must not stop everybody else for ever.
+/// What nobody gives back for so long is in the host's hands. Whoever waits is then served beyond the budget, one request after
+/// the other: a host that keeps what it was handed must not stop everybody else for ever.
 pub const PATIENCE_MS: u64 = 1_000;
+
+/// Time between two requests that are served beyond the budget.
+pub const BEYOND_MS: u64 = 100;
 
 /// The host is asked to let go of garbage this often at most.
 pub const CALL_IN_MS: u64 = 200;
@@ -113,6 +116,7 @@ pub struct ReadBudget {
     served: u64,
     last_id: u64,
     called_in_ms: Option<u64>,
+    beyond_ms: Option<u64>,
 }
 
 impl ReadBudget {
@@ -126,6 +130,7 @@ impl ReadBudget {
             served: 0,
             last_id: 0,
             called_in_ms: None,
+            beyond_ms: None,
         }
     }
 
@@ -214,12 +219,17 @@ impl ReadBudget {
             .map_or(0, |holder| holder.held_bytes);
         // A chunk that does not fit beside itself: there is nobody to wait for.
         let is_alone = own_bytes.saturating_mul(2) > used_bytes;
-        if is_alone || now_ms.saturating_sub(head.since_ms) >= PATIENCE_MS {
+        let is_due = |last_ms: Option<u64>, after_ms: u64| {
+            last_ms.is_none_or(|last_ms| now_ms >= last_ms.saturating_add(after_ms))
+        };
+        if is_alone {
             return self.grant(ticket);
         }
-        let is_due =
-            (self.called_in_ms).is_none_or(|last_ms| now_ms >= last_ms.saturating_add(CALL_IN_MS));
-        if is_due {
+        if is_due(Some(head.since_ms), PATIENCE_MS) && is_due(self.beyond_ms, BEYOND_MS) {
+            self.beyond_ms = Some(now_ms);
+            return self.grant(ticket);
+        }
+        if is_due(self.called_in_ms, CALL_IN_MS) {
             self.called_in_ms = Some(now_ms);
             return Step::CallIn;
         }
@@ -242,9 +252,8 @@ impl ReadBudget {
             .collect();
         resting.sort_by_key(|(since_ms, holder)| (*since_ms, holder.reader));
         let mut victims: Vec<Holder> = resting.into_iter().map(|(_, holder)| holder).collect();
-        let head_waits = (holders.iter()).any(|holder| {
-            holder.reader == head.reader && holder.consumer == ConsumerState::Waits
-        });
+        let head_waits = (holders.iter())
+            .any(|holder| holder.reader == head.reader && holder.consumer == ConsumerState::Waits);
         if head_waits {
             let mut waiting: BTreeMap<u64, Holder> = (holders.iter())
                 .filter(can_give)
@@ -273,5 +282,149 @@ impl ReadBudget {
             let served = self.served;
             self.given.retain(|_, given| *given > served);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn waits(reader: u64, held_bytes: u64) -> Holder {
+        Holder {
+            reader,
+            held_bytes,
+            consumer: ConsumerState::Waits,
+            gives_back: false,
+        }
+    }
+
+    fn quiet(reader: u64, held_bytes: u64, since_ms: u64) -> Holder {
+        Holder {
+            consumer: ConsumerState::Quiet { since_ms },
+            ..waits(reader, held_bytes)
+        }
+    }
+
+    #[test]
+    fn what_is_free_is_given_and_then_what_nobody_uses_and_then_what_rests() {
+        let mut budget = ReadBudget::new(100);
+        assert_eq!(budget.step(0, 0, true, Vec::new), Step::Idle);
+        let ticket = budget.ask(1_000, 1, 40);
+        let step = budget.step(1_000, 90, true, Vec::new);
+        assert_eq!(step, Step::Evict { bytes: 30 });
+        // Nobody uses nothing; three rest, one of them for long, and one has just taken something.
+        let holders = || {
+            vec![
+                waits(1, 0),
+                quiet(2, 20, 1_000 - REST_MS),
+                quiet(3, 20, 10),
+                quiet(4, 20, 999),
+            ]
+        };
+        let readers = vec![3, 2];
+        let step = budget.step(1_000, 90, false, holders);
+        assert_eq!(step, Step::TakeBack { readers });
+        // On its way back: waited for, and nobody else is asked.
+        let holders = || {
+            let gives_back = true;
+            vec![
+                Holder {
+                    gives_back,
+                    ..quiet(3, 40, 10)
+                },
+                quiet(5, 20, 0),
+            ]
+        };
+        let step = budget.step(1_001, 90, false, holders);
+        assert!(matches!(step, Step::Wait { .. }), "{step:?}");
+        assert_eq!(budget.step(1_002, 60, false, Vec::new), Step::Grant(ticket));
+        assert_eq!(budget.step(1_002, 100, false, Vec::new), Step::Idle);
+    }
+
+    #[test]
+    fn half_a_chunk_each_is_a_chunk_for_the_first() {
+        let mut budget = ReadBudget::new(100);
+        let first = budget.ask(0, 1, 30);
+        for reader in 2..=5 {
+            budget.ask(0, reader, 30);
+        }
+        let holders = || (1..=5).map(|reader| waits(reader, 20)).collect();
+        let readers = vec![5, 4];
+        let step = budget.step(0, 100, false, holders);
+        assert_eq!(step, Step::TakeBack { readers });
+        assert_eq!(budget.step(1, 60, false, holders), Step::Grant(first));
+    }
+
+    #[test]
+    fn a_chunk_that_is_larger_than_everything_is_served_beyond_it_when_nobody_else_has_anything() {
+        let mut budget = ReadBudget::new(100);
+        let ticket = budget.ask(0, 1, 30);
+        let step = budget.step(0, 90, false, || vec![waits(1, 90), waits(2, 0)]);
+        assert_eq!(step, Step::Grant(ticket));
+        let ticket = budget.ask(0, 1, 300);
+        assert_eq!(budget.step(0, 0, false, Vec::new), Step::Grant(ticket));
+    }
+
+    #[test]
+    fn what_the_host_keeps_is_called_in_and_does_not_stop_everybody_for_ever() {
+        let mut budget = ReadBudget::new(100);
+        let first = budget.ask(0, 1, 30);
+        let second = budget.ask(0, 2, 30);
+        let (mut now_ms, mut calls, mut granted) = (0, 0, Vec::new());
+        while budget.waiting() > 0 {
+            match budget.step(now_ms, 100, false, Vec::new) {
+                Step::CallIn => calls += 1,
+                Step::Grant(ticket) => granted.push((now_ms, ticket)),
+                Step::Wait { until_ms } => now_ms = until_ms,
+                step => panic!("{step:?}"),
+            }
+        }
+        let then_ms = PATIENCE_MS + BEYOND_MS;
+        assert_eq!(granted, [(PATIENCE_MS, first), (then_ms, second)]);
+        assert_eq!(calls, 1 + PATIENCE_MS / CALL_IN_MS);
+    }
+
+    #[test]
+    fn who_asks_often_gets_no_more_than_who_asks_seldom() {
+        let mut budget = ReadBudget::new(0);
+        let (mut given, mut readers) = ([0; 3], BTreeMap::new());
+        let mut now_ms = 0;
+        // Two ask for 4 MiB each time, the first of them 32 times at once; the third for half a MiB.
+        let first = [0; 32].into_iter().chain([1, 2]);
+        for reader in first {
+            let bytes = if reader == 2 { MIB / 2 } else { 4 * MIB };
+            readers.insert(budget.ask(0, reader, bytes), (reader, bytes));
+        }
+        for _ in 0..600 {
+            now_ms += PATIENCE_MS;
+            let ticket = loop {
+                match budget.step(now_ms, 1, false, Vec::new) {
+                    Step::Grant(ticket) => break ticket,
+                    Step::CallIn | Step::Wait { .. } => now_ms += PATIENCE_MS,
+                    step => panic!("{step:?}"),
+                }
+            };
+            let (reader, bytes) = readers[&ticket];
+            given[reader as usize] += bytes;
+            readers.insert(budget.ask(0, reader, bytes), (reader, bytes));
+        }
+        let most = given.iter().max().copied().unwrap_or_default();
+        assert!(
+            given.iter().all(|given| given + 8 * MIB >= most),
+            "{given:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_given_up_holds_nobody_up() {
+        let mut budget = ReadBudget::new(100);
+        let first = budget.ask(0, 1, 90);
+        let second = budget.ask(0, 2, 10);
+        budget.cancel(first);
+        budget.cancel(first);
+        assert_eq!(budget.step(0, 90, false, Vec::new), Step::Grant(second));
+        assert_eq!(budget.waiting(), 0);
     }
 }

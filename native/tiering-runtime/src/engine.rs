@@ -17,8 +17,8 @@ use crate::priority::behind;
 use crate::read_cache::{self, ReadCache};
 use crate::read_memory::ReadMemory;
 use crate::remote_tier::{
-    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, RemoteTier, Retrying, RetryingPolicy,
-    S3RemoteTier, StoreError,
+    CONTROL_REQUESTS_MAX, DeleteOutcome, Instrumented, KEYS_MAX, Limited, ListPage, RemoteTier,
+    Retrying, RetryingPolicy, S3RemoteTier, StoreError,
 };
 use crate::settings::{Config, ConfigError};
 use crate::stats::Stats;
@@ -137,7 +137,9 @@ impl Engine {
             .map_err(|error| OpenError::Runtime(error.to_string()))?;
         let stats = Arc::new(Stats::default());
         let clock = Clock::start();
-        let tier: Arc<dyn RemoteTier> = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
+        let tier = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
+        let tier: Arc<dyn RemoteTier> =
+            Arc::new(Limited::new(tier, CONTROL_REQUESTS_MAX, Arc::clone(&stats)));
         let retrying = Retrying::new(
             Arc::clone(&tier),
             RetryingPolicy::default(),

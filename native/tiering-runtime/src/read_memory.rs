@@ -134,9 +134,7 @@ impl ReadMemory {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
             let mut queue = lock(&self.inner.queue);
-            let ticket = queue
-                .budget
-                .ask(self.inner.clock.now_ms(), reader, bytes);
+            let ticket = queue.budget.ask(self.inner.clock.now_ms(), reader, bytes);
             queue.asks.insert(ticket, (bytes, sender));
             self.inner.count(&queue);
             ticket
@@ -244,7 +242,10 @@ impl Inner {
                 };
                 self.count(&queue);
                 // Counted before the next one is looked at.
-                (step, granted.map(|(bytes, sender)| (self.take(bytes), sender)))
+                (
+                    step,
+                    granted.map(|(bytes, sender)| (self.take(bytes), sender)),
+                )
             };
             match step {
                 Step::Idle => return None,
@@ -291,7 +292,9 @@ impl Inner {
             })
             .collect();
         let now_ms = self.clock.now_ms();
-        let active = (holders.iter()).filter(|holder| !holder.rests(now_ms)).count();
+        let active = (holders.iter())
+            .filter(|holder| !holder.rests(now_ms))
+            .count();
         self.active.store(active, Ordering::Relaxed);
         holders
     }
@@ -377,7 +380,9 @@ impl Drop for Memory {
         if self.bytes == 0 {
             return;
         }
-        self.inner.used_bytes.fetch_sub(self.bytes, Ordering::SeqCst);
+        self.inner
+            .used_bytes
+            .fetch_sub(self.bytes, Ordering::SeqCst);
         self.inner.stats.read_memory_used_bytes.subtract(self.bytes);
         if self.inner.waiting.load(Ordering::SeqCst) > 0 {
             self.inner.changed.notify_one();

@@ -90,6 +90,8 @@ stats! {
     list_requests,
     /// Requests that are being answered (gauge).
     requests_in_flight,
+    /// Requests for roots, groups, lists and deletions that wait for their turn (gauge).
+    control_requests_waiting,
     /// Object bytes received.
     received_bytes,
     /// Object bytes of PUTs that succeeded.

@@ -183,9 +183,8 @@ impl Context {
 
     /// Whether a lookup waits for this answer.
     pub(super) fn awaits_lookup(&self, id: u64) -> bool {
-        (self.lookup.as_ref()).is_some_and(|lookup| {
-            lookup.id == id && matches!(lookup.state, LookupState::InFlight)
-        })
+        (self.lookup.as_ref())
+            .is_some_and(|lookup| lookup.id == id && matches!(lookup.state, LookupState::InFlight))
     }
 
     /// The lookup that waits for this answer.

@@ -107,6 +107,12 @@ impl Disk {
         self.shared.is_usable() && self.shared.lock().slots.contains(key)
     }
 
+    /// Threads that read, write or delete.
+    #[cfg(test)]
+    pub(super) fn threads_at_work(&self) -> usize {
+        DISK_THREADS_MAX - self.readers.available_permits() - self.writers.available_permits()
+    }
+
     /// The block, if it is here and as it was, and the disk answers soon.
     pub(super) async fn read(&self, key: &PartKey) -> Option<Bytes> {
         let slot = *self.shared.lock().slots.get(key)?;
@@ -114,22 +120,27 @@ impl Disk {
         let turn = tokio::time::timeout(DEADLINE, Arc::clone(&self.readers).acquire_owned());
         let turn = turn.await.ok()?.ok()?;
         let shared = Arc::clone(&self.shared);
-        let read = tokio::task::spawn_blocking(move || {
-            // Whoever asked may be gone long before the disk answers.
-            let _turn = turn;
-            shared.read(slot)
+        // A task of its own: whoever asked may be gone long before the disk answers, and that it does not is noticed all the same.
+        let read = tokio::spawn(async move {
+            let at_work = Arc::clone(&shared);
+            let read = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                at_work.read(slot)
+            });
+            let read = tokio::time::timeout(DEADLINE, read).await;
+            if read.is_err() {
+                shared.leave_alone();
+            }
+            read
         });
-        match tokio::time::timeout(DEADLINE, read).await {
+        match read.await.ok()? {
             Ok(Ok(Ok(bytes))) => Some(bytes),
             Ok(Ok(Err(_)) | Err(_)) => {
                 self.shared.stats.read_cache_disk_errors.increment();
                 self.remove(key);
                 None
             }
-            Err(_) => {
-                self.shared.leave_alone();
-                None
-            }
+            Err(_) => None,
         }
     }
 

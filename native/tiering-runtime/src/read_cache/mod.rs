@@ -1,9 +1,9 @@
 //! What readers of this node have fetched, shared by all of them: each byte is asked for once.
 //!
 //! Owns blocks of fragments (in memory, and on disk if there is a place for them), fragment indexes and groups, and the
-//! requests that bring them. Does not own what is read when (the machine does), the account of the memory
-//! (`read_memory` does), nor whether the bytes are right: the machine checks them, and asks *past the cache* when
-//! they are not. What is asked for past the cache is not kept.
+//! requests that bring them. Does not own what is read when (the machine does), who gets memory (`read_memory` does; the cache
+//! gives up what nobody uses whenever somebody needs it), nor whether the bytes are right: the machine checks them, and asks
+//! *past the cache* when they are not. What is asked for past the cache is not kept.
 //!
 //! Objects are cut into blocks of [`BLOCK_BYTES`], counted from the object's first byte, so that what two readers want
 //! coincides whatever each of them wants. Blocks that are missing and follow each other are brought by one request. Objects
@@ -312,8 +312,7 @@ impl ReadCache {
                 }
                 None => {
                     stats.read_lookup_misses.increment();
-                    let (mut seats, booking) =
-                        state.flights.book(&self.inner, &[key], !past_cache);
+                    let (mut seats, booking) = state.flights.book(&self.inner, &[key], !past_cache);
                     (seats.pop(), Some(booking))
                 }
             }

@@ -44,10 +44,10 @@ impl World {
         let gate = Gate::new(Arc::clone(&faults) as Arc<_>, open);
         let stats = Arc::new(Stats::default());
         // The cache may keep it all, and never makes anybody wait.
-        let memory = ReadMemory::new(capacity_bytes, Clock::start(), Arc::clone(&stats));
+        let read_memory = ReadMemory::new(capacity_bytes, Clock::start(), Arc::clone(&stats));
         let cache = ReadCache::new(
             Arc::clone(&gate) as Arc<_>,
-            memory.clone(),
+            read_memory.clone(),
             disk,
             Arc::clone(&stats),
         );
@@ -56,7 +56,7 @@ impl World {
             faults,
             gate,
             stats,
-            read_memory: memory,
+            read_memory,
             cache,
             object: Arc::from("object"),
             bytes,
@@ -260,7 +260,10 @@ async fn memory_is_bounded_and_what_is_in_use_is_not_given_up() {
 async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
     let world = World::new(1000, true, PLENTY, None);
     for _ in 0..3 {
-        let index = world.cache.index(1, &world.object, 900..2000, false, &|| ()).await;
+        let index = world
+            .cache
+            .index(1, &world.object, 900..2000, false, &|| ())
+            .await;
         assert_eq!(index, Ok(world.bytes.slice(900..)));
     }
     assert_eq!(world.asked().len(), 1);
@@ -275,7 +278,10 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
     assert_eq!(world.asked().len(), 1);
     assert_eq!(world.stats.read_lookup_hits.get(), 3);
     // What turned out to be damaged is asked of the store.
-    let index = world.cache.index(1, &world.object, 900..2000, true, &|| ()).await;
+    let index = world
+        .cache
+        .index(1, &world.object, 900..2000, true, &|| ())
+        .await;
     assert_eq!(index, Ok(world.bytes.slice(900..)));
     assert_eq!(world.asked().len(), 2);
 }
@@ -311,7 +317,7 @@ async fn what_memory_is_too_small_for_comes_from_disk() {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = Some((folder.path(), 100 * BLOCK_BYTES));
     let world = World::new(6 * BLOCK + 50, true, 7 * BLOCK_BYTES, disk);
-    let forget = || drop(world.cache.inner.evict(u64::MAX));
+    let forget = || world.cache.inner.evict(u64::MAX);
     let end = world.bytes.len();
     assert_eq!(world.read(0..end).await, Ok(world.bytes.clone()));
     until_on_disk(&world, end as i64).await;
@@ -362,7 +368,12 @@ async fn the_disk_is_bounded_and_what_an_earlier_life_left_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_cannot_be_used_does_no_harm() {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let world = World::new(20 * BLOCK, true, 20 * BLOCK_BYTES, Some((file.path(), PLENTY)));
+    let world = World::new(
+        20 * BLOCK,
+        true,
+        20 * BLOCK_BYTES,
+        Some((file.path(), PLENTY)),
+    );
     for _ in 0..2 {
         let read = world.read(0..20 * BLOCK).await;
         assert_eq!(read, Ok(world.bytes.clone()));
@@ -372,6 +383,59 @@ async fn a_disk_that_cannot_be_used_does_no_harm() {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.stats.read_cache_disk_bytes.get(), 0);
+}
+
+/// Lets every thread go that waits for a writer.
+struct Fifos(Vec<std::path::PathBuf>);
+
+impl Drop for Fifos {
+    fn drop(&mut self) {
+        use std::os::unix::fs::OpenOptionsExt;
+        for file in &self.0 {
+            // Not blocking: nobody may be waiting here.
+            let mut writer = std::fs::OpenOptions::new();
+            writer.write(true).custom_flags(0o4000).open(file).ok();
+        }
+    }
+}
+
+/// A FIFO in place of a block's file: opening it blocks its thread until the test writes to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_hangs_costs_its_cache_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = Some((folder.path(), 100 * BLOCK_BYTES));
+    let world = World::new(20 * BLOCK, true, 20 * BLOCK_BYTES, disk);
+    let end = world.bytes.len();
+    assert_eq!(world.read(0..end).await, Ok(world.bytes.clone()));
+    until_on_disk(&world, end as i64).await;
+    let files = walk(folder.path());
+    for file in &files {
+        std::fs::remove_file(file).expect("removed");
+        let made = std::process::Command::new("mkfifo").arg(file).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let _fifos = Fifos(files);
+    world.cache.inner.evict(u64::MAX);
+    // Each block by somebody who goes away at once, and then all of them by one who stays.
+    for number in 0..20 {
+        let mut read = world.range(number * BLOCK..(number + 1) * BLOCK);
+        let alive = || ();
+        let next = read.next(&alive);
+        tokio::time::timeout(std::time::Duration::from_millis(1), next)
+            .await
+            .ok();
+    }
+    let asked_before = world.asked().len();
+    let read = tokio::time::timeout(std::time::Duration::from_secs(10), world.read(0..end));
+    assert_eq!(
+        read.await.expect("the store answers"),
+        Ok(world.bytes.clone())
+    );
+    assert!(world.asked().len() > asked_before);
+    assert_eq!(world.stats.read_cache_disk_unusable.get(), 1);
+    assert_eq!(world.stats.read_cache_disk_bytes.get(), 0);
+    let disk = world.cache.inner.disk.as_ref().expect("a disk");
+    assert!(disk.threads_at_work() <= DISK_THREADS_MAX);
 }
 
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {

@@ -297,7 +297,10 @@ impl Driver {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            fetched(id, cache.index(reader, &key, range, past_cache, &alive).await)
+            fetched(
+                id,
+                cache.index(reader, &key, range, past_cache, &alive).await,
+            )
         });
     }
 

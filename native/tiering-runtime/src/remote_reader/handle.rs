@@ -74,7 +74,7 @@ impl Outlet {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, max_chunk_id: u64) -> ReadOutcome {
+    pub(super) fn take(&self, max_chunk_id: u64) -> ReadOutcome {
         let (outcome, tell) = {
             let mut queue = self.lock();
             let outcome = queue.take(max_chunk_id);

@@ -19,6 +19,7 @@ mod error;
 #[cfg(test)]
 pub(crate) mod gate;
 mod instrumented;
+mod limited;
 mod retrying;
 mod s3;
 #[cfg(any(test, feature = "testing"))]
@@ -26,6 +27,7 @@ pub mod testing;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use instrumented::Instrumented;
+pub use limited::{CONTROL_REQUESTS_MAX, Limited};
 pub use retrying::{Retrying, RetryingPolicy};
 pub use s3::S3RemoteTier;
 

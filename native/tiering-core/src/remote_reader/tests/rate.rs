@@ -214,10 +214,11 @@ fn a_line_that_a_few_connections_fill_gets_a_few() {
         10_000_000,
     );
     assert!(outcome.bytes_per_s > 85_000_000, "{}", outcome.bytes_per_s);
-    // The search may go past it, in front of a line that it does not know.
+    // The search may go past it, in front of a line that it does not know; and the end of an answer comes after its last bytes,
+    // at which the next one is asked for.
     let (deepest, late) = (outcome.deepest, outcome.deepest_late);
     assert!(
-        deepest <= 16 && late <= 8,
+        deepest <= 17 && late <= 9,
         "{deepest}, later {late} requests at once"
     );
 }

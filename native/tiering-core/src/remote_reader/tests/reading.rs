@@ -139,10 +139,7 @@ fn what_is_taken_back_is_fetched_again_when_the_consumer_asks_and_not_before() {
         run.handle(Event::Tick);
         assert_eq!(run.asked.len(), asked_before, "nobody has asked");
         run.handle(Event::Wanted);
-        assert_eq!(
-            run.run_to_the_end(),
-            ReadOutcome::Local { next_offset: 24 }
-        );
+        assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 24 });
         assert_eq!(run.delivered(), run.world.chunks_from(0), "after {take}");
     }
 }
@@ -160,10 +157,7 @@ fn what_the_driver_was_not_given_yet_is_taken_back_too() {
     let (first, wanted) = (None, true);
     run.handle(Event::TakenBack { first, wanted });
     assert!(run.queue.is_empty());
-    assert_eq!(
-        run.run_to_the_end(),
-        ReadOutcome::Local { next_offset: 20 }
-    );
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 20 });
     assert_eq!(run.delivered(), run.world.chunks_from(0));
 }
 
