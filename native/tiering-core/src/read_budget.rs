@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// A consumer that has taken nothing for so long rests: long against the gaps of one that reads, short against a consumer's wait.
 pub const REST_MS: u64 = 50;
 
-/// What nobody gives back for so long is in the host's hands. Whoever waits is then served beyond the budget, one request after
+/// If nobody is served for so long, what is missing is in the host's hands. Whoever waits is then served beyond the budget, one request after
 /// the other: a host that keeps what it was handed must not stop everybody else for ever.
 pub const PATIENCE_MS: u64 = 1_000;
 
@@ -116,6 +116,8 @@ pub struct ReadBudget {
     served: u64,
     last_id: u64,
     called_in_ms: Option<u64>,
+    /// When a request was last served within the budget, and when one beyond it since then.
+    within_ms: u64,
     beyond_ms: Option<u64>,
 }
 
@@ -130,6 +132,7 @@ impl ReadBudget {
             served: 0,
             last_id: 0,
             called_in_ms: None,
+            within_ms: 0,
             beyond_ms: None,
         }
     }
@@ -185,6 +188,7 @@ impl ReadBudget {
         let wanted_bytes = used_bytes.saturating_add(head.bytes);
         let missing_bytes = wanted_bytes.saturating_sub(self.capacity_bytes);
         if missing_bytes == 0 || used_bytes == 0 {
+            (self.within_ms, self.beyond_ms) = (now_ms, None);
             return self.grant(ticket);
         }
         if evictable {
@@ -225,7 +229,9 @@ impl ReadBudget {
         if is_alone {
             return self.grant(ticket);
         }
-        if is_due(Some(head.since_ms), PATIENCE_MS) && is_due(self.beyond_ms, BEYOND_MS) {
+        // As long as others are served the turn comes.
+        let stuck_since_ms = Some(head.since_ms.max(self.within_ms));
+        if is_due(stuck_since_ms, PATIENCE_MS) && is_due(self.beyond_ms, BEYOND_MS) {
             self.beyond_ms = Some(now_ms);
             return self.grant(ticket);
         }
@@ -384,6 +390,26 @@ mod tests {
         let then_ms = PATIENCE_MS + BEYOND_MS;
         assert_eq!(granted, [(PATIENCE_MS, first), (then_ms, second)]);
         assert_eq!(calls, 1 + PATIENCE_MS / CALL_IN_MS);
+    }
+
+    #[test]
+    fn a_long_queue_that_is_being_served_is_no_reason_to_go_beyond_the_budget() {
+        let mut budget = ReadBudget::new(100);
+        let tickets: Vec<_> = (0..20).map(|reader| budget.ask(0, reader, 30)).collect();
+        for (number, ticket) in tickets.into_iter().enumerate() {
+            // Something comes back twice a second.
+            let now_ms = 10_000 + 500 * number as u64;
+            if number > 0 {
+                for wait_ms in [100, 300, 499] {
+                    let step = budget.step(now_ms - 500 + wait_ms, 100, false, Vec::new);
+                    assert!(!matches!(step, Step::Grant(_)), "{number}: {step:?}");
+                }
+            }
+            assert_eq!(
+                budget.step(now_ms, 70, false, Vec::new),
+                Step::Grant(ticket)
+            );
+        }
     }
 
     #[test]

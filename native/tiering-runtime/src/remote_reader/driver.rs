@@ -164,6 +164,16 @@ impl Driver {
         if let Some((chunks, wanted)) = given_back {
             // What came and was not looked at yet is not wanted either.
             self.pass_parts_on();
+            if self.machine.is_finished() {
+                // They come before its end, and the consumer may have asked in between.
+                let mut queue = self.outlet.lock();
+                let wake = (chunks.into_iter()).fold(false, |wake, chunk| queue.push(chunk) | wake);
+                drop(queue);
+                if wake {
+                    self.outlet.wake();
+                }
+                return;
+            }
             let first = (chunks.front()).map(|chunk| (chunk.header.chunk_id, chunk.position));
             self.handle(Event::TakenBack { first, wanted });
         }
