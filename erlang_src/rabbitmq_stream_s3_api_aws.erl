@@ -104,6 +104,10 @@ handle_info({rabbitmq_stream_s3, Ref, {probe, Answer}}, #state{probe_ref = Ref} 
     ok = note(access(Answer), bucket_status()),
     _ = next_probe(),
     {noreply, State#state{probe_ref = undefined}};
+handle_info({rabbitmq_stream_s3, Ref, {collect, Pid}}, #state{engine_ref = Ref} = State) ->
+    %% Memory to read into is short, and a process that rests keeps as garbage what it was handed.
+    _ = erlang:garbage_collect(Pid, [{async, Ref}]),
+    {noreply, State};
 handle_info(_Unknown, State) ->
     {noreply, State}.
 

@@ -180,11 +180,26 @@ manifest (or the engine), or because a tier could not be opened now.
     | {unknown, manifest | {local | remote, term()}}
     | {error, {offset_out_of_range, term()}}.
 place(Spec, Reader) ->
-    First = local_first(Reader),
-    case opened_locally(Spec, First, Reader) of
-        {ok, _} = Opened -> Opened;
-        false -> place(Spec, Reader, First, ?OPEN_ATTEMPTS)
+    case is_tiered(Reader) of
+        true ->
+            First = local_first(Reader),
+            case opened_locally(Spec, First, Reader) of
+                {ok, _} = Opened -> Opened;
+                false -> place(Spec, Reader, First, ?OPEN_ATTEMPTS)
+            end;
+        false ->
+            %% It waited while that was unknown. The local log is all that there is.
+            case local(Spec, Reader) of
+                {ok, Log} -> {ok, Reader#reader{tier = {local, Log}, chained = false}};
+                {error, {offset_out_of_range, _}} = OutOfRange -> OutOfRange;
+                {error, Why} -> {unknown, {local, Why}}
+            end
     end.
+
+%% Without an engine only what is protected can have a remote tier.
+is_tiered(#reader{stream_id = StreamId}) ->
+    persistent_term:get(?ENGINE, undefined) =/= undefined orelse
+        rabbitmq_stream_s3_protection:is_protected(StreamId).
 
 place(_, _, _, 0) ->
     {unknown, {local, moving}};

@@ -151,8 +151,7 @@ pub(crate) fn remote_reader(bytes: &[u8]) {
                 Effect::Cancel { id: cancelled } => answers.retain(
                     |event| !matches!(event, Event::Fetched { id, .. } | Event::Part { id, .. } if *id == cancelled),
                 ),
-                Effect::Reserve { bytes } => answers.push_back(Event::Granted { bytes }),
-                Effect::Release { .. } | Effect::Alarm { .. } => {}
+                Effect::Alarm { .. } => {}
                 Effect::Deliver(chunk) => {
                     check_chunk(&chunk, bucket.settings.verify_crc, &mut expected);
                     answers.push_back(Event::Consumed {

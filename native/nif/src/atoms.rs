@@ -21,6 +21,7 @@ rustler::atoms! {
     chunk_id,
     closed,
     cluster,
+    collect,
     commit_pointer,
     committed,
     config,

@@ -2,6 +2,8 @@
 //!
 //! Owns nothing but the translation; answers that take time come as messages from runtime threads.
 
+use std::sync::Arc;
+
 use rustler::{
     Atom, Binary, Encoder, Env, Error, LocalPid, NifResult, Reference, ResourceArc, Term,
 };
@@ -44,7 +46,11 @@ pub(crate) fn open<'a>(
         Ok(engine) => engine,
         Err(error) => return refused(errors::open(&error), &error.to_string()),
     };
-    let handle = ResourceArc::new(EngineResource { engine });
+    let mailbox = Arc::new(Mailbox::new(owner, reference));
+    let handle = ResourceArc::new(EngineResource {
+        engine,
+        owner: mailbox,
+    });
     if !owner::bind(env, &handle, &owner) {
         return refused(atoms::closed(), "the owner is dead");
     }

@@ -41,6 +41,11 @@ impl Mailbox {
         }
     }
 
+    /// Whose it is.
+    pub(crate) const fn pid(&self) -> LocalPid {
+        self.pid
+    }
+
     /// Sends `{rabbitmq_stream_s3, Term, Event}`. A process that is gone gets nothing: its handles are closed anyway.
     pub(crate) fn send(&self, event: impl for<'a> FnOnce(Env<'a>) -> Term<'a>) {
         if is_scheduler_thread() {

@@ -26,9 +26,20 @@ const WEIGHTLESS_BYTES: usize = 4 * 1024;
 /// Bytes that use up one percent of a process's turn.
 const BYTES_PER_PERCENT: usize = 64 * 1024;
 
-impl Wake for Mailbox {
+/// A consumer that waits, and the one who can make it let go of what it was handed.
+struct Consumer {
+    mailbox: Mailbox,
+    engine_owner: Arc<Mailbox>,
+}
+
+impl Wake for Consumer {
     fn wake(&self) {
-        self.send_as_is();
+        self.mailbox.send_as_is();
+    }
+
+    fn call_in(&self) {
+        let pid = self.mailbox.pid();
+        (self.engine_owner).send(|env| (atoms::collect(), pid).encode(env));
     }
 }
 
@@ -41,7 +52,10 @@ pub(crate) fn open<'a>(
     start: StartTerm,
 ) -> NifResult<Term<'a>> {
     let stream_id = string(stream_id)?;
-    let wake = Arc::new(Mailbox::new(owner, wake));
+    let wake = Arc::new(Consumer {
+        mailbox: Mailbox::new(owner, wake),
+        engine_owner: Arc::clone(&engine.owner),
+    });
     let reader = match engine.engine.open_reader(&stream_id, start.0, wake) {
         Ok(reader) => reader,
         Err(Closed) => return Ok(errors::refused(env, atoms::closed())),

@@ -2,6 +2,7 @@
 //!
 //! Each handle closes when it is closed, when its owner dies, and when it is garbage collected; closing never waits.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use bytes::Bytes;
@@ -11,11 +12,14 @@ use tiering_runtime::engine::Engine;
 use tiering_runtime::remote_reader::ReaderHandle;
 use tiering_runtime::stream::StreamHandle;
 
+use crate::message::Mailbox;
 use crate::owner::Owned;
 
 /// The native side of a node.
 pub(crate) struct EngineResource {
     pub(crate) engine: Engine,
+    /// Its owner.
+    pub(crate) owner: Arc<Mailbox>,
 }
 
 impl Owned for EngineResource {

@@ -2,12 +2,14 @@
 //!
 //! Owns: when to scan, cut, upload, persist, retain and recover ([`replica_reader`]); how chunks become fragments
 //! ([`fragment_assembly`]); what is done to a manifest ([`manifest`]); where a reader starts ([`route`]); how uploads are
-//! paced ([`token_bucket`]); what time it is ([`trusted_time`]). Does not own: tasks, files, sockets, clocks, chance. Time and seeds come in as arguments, work
-//! goes out as effects, and what became of it comes back as events.
+//! paced ([`token_bucket`]); who gets memory to read into ([`read_budget`]); what time it is ([`trusted_time`]). Does not own:
+//! tasks, files, sockets, clocks, chance. Time and seeds come in as arguments, work goes out as effects, and what became of it
+//! comes back as events.
 
 pub mod fragment_assembly;
 pub mod manifest;
 pub mod mutants;
+pub mod read_budget;
 pub mod remote_reader;
 pub mod replica_reader;
 pub mod route;

@@ -14,17 +14,19 @@ use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::manifests::Manifests;
 use crate::priority::behind;
-use crate::read_cache::ReadCache;
-use crate::remote_reader::{Alarms, ReadMemory};
+use crate::read_cache::{self, ReadCache};
+use crate::read_memory::ReadMemory;
+use crate::remote_reader::Alarms;
 use crate::remote_tier::{
-    DeleteOutcome, Instrumented, KEYS_MAX, ListPage, Proving, RemoteTier, Retrying, RetryingPolicy,
-    S3RemoteTier, StoreError,
+    CONTROL_REQUESTS_MAX, DeleteOutcome, Instrumented, KEYS_MAX, Limited, ListPage, Proving,
+    RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
 };
 use crate::settings::{Config, ConfigError};
 use crate::stats::Stats;
 use crate::timekeeper::Timekeeper;
 
 /// Each running transfer may hold a thread that reads its segment files; so many more are there for scans and name look-ups.
+/// What the cache's disk may hold comes on top of both.
 const SCAN_THREADS_MAX: usize = 32;
 
 /// Why an engine could not be opened.
@@ -72,20 +74,13 @@ pub(crate) struct Shared {
     pub(crate) governor: Governor,
     pub(crate) manifests: Arc<Manifests>,
     pub(crate) buffers: Arc<BufferPool>,
-    /// Bytes that all readers may hold together.
+    /// The memory of all readers together, and of what they share.
     pub(crate) read_memory: ReadMemory,
     /// What they have fetched, shared.
     pub(crate) read_cache: ReadCache,
     /// Where they cannot go on.
     pub(crate) alarms: Alarms,
     pub(crate) stats: Arc<Stats>,
-}
-
-impl Shared {
-    /// Gives the cache what the readers leave it.
-    pub(crate) fn fit_cache(&self) {
-        self.read_cache.set_capacity(self.read_memory.cache_bytes());
-    }
 }
 
 struct Inner {
@@ -153,12 +148,15 @@ impl Engine {
             .worker_threads(config.worker_threads)
             .thread_name("stream-s3")
             .on_thread_start(behind(config.worker_niceness))
-            .max_blocking_threads(config.max_concurrent_transfers + SCAN_THREADS_MAX)
+            .max_blocking_threads(
+                config.max_concurrent_transfers + SCAN_THREADS_MAX + read_cache::DISK_THREADS_MAX,
+            )
             .enable_all()
             .build()
             .map_err(|error| OpenError::Runtime(error.to_string()))?;
         let counted = Arc::new(Instrumented::new(tier, Arc::clone(&stats)));
-        let tier: Arc<dyn RemoteTier> = Arc::new(Proving::new(counted));
+        let limited = Limited::new(counted, CONTROL_REQUESTS_MAX, Arc::clone(&stats));
+        let tier: Arc<dyn RemoteTier> = Arc::new(Proving::new(Arc::new(limited)));
         let retrying = Retrying::new(
             Arc::clone(&tier),
             RetryingPolicy::default(),
@@ -169,10 +167,14 @@ impl Engine {
             config.max_transfer_bytes_per_sec,
             config.max_transfer_burst_bytes,
         );
-        let read_memory = ReadMemory::new(config.read_memory_bytes, Arc::clone(&stats));
+        let read_memory = ReadMemory::new(
+            read_cache::budget_bytes(config.read_memory_bytes),
+            clock,
+            Arc::clone(&stats),
+        );
         let read_cache = ReadCache::new(
             Arc::clone(&tier),
-            read_memory.cache_bytes(),
+            read_memory.clone(),
             (config.read_cache_path.as_deref()).map(|path| (path, config.read_cache_size_bytes)),
             Arc::clone(&stats),
         );

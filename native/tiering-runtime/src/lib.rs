@@ -13,6 +13,7 @@ pub mod local_log;
 pub mod manifests;
 mod priority;
 mod read_cache;
+mod read_memory;
 pub mod remote_reader;
 pub mod remote_tier;
 pub mod resolve;

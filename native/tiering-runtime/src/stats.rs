@@ -95,6 +95,8 @@ stats! {
     list_requests,
     /// Requests that are being answered (gauge).
     requests_in_flight,
+    /// Requests for roots, groups, lists and deletions that wait for their turn (gauge).
+    control_requests_waiting,
     /// Object bytes received.
     received_bytes,
     /// Object bytes of PUTs that succeeded.
@@ -231,10 +233,17 @@ stats! {
     read_cache_disk_skipped,
     /// Files of blocks that could not be written, or were not what had been written.
     read_cache_disk_errors,
-    /// Bytes that readers have reserved of the node's read memory, the first request of each included (gauge).
+    /// The disk of blocks does not answer or cannot be written, and is left alone until the engine is opened again (gauge, 0 or 1).
+    read_cache_disk_unusable,
+    /// Bytes of the node's read memory that are in use: on their way, held by readers, handed to the host and not let go of, or
+    /// kept by the cache until somebody needs them (gauge).
+    read_memory_used_bytes,
+    /// Bytes that readers hold or have on their way for consumers that have not taken them (gauge).
     read_memory_reserved_bytes,
-    /// Readers that have to wait for memory (gauge).
+    /// Requests of readers that wait for memory (gauge).
     readers_waiting_for_memory,
+    /// Times that a reader had to give back what its consumer had not taken, because others needed the memory.
+    readers_taken_back,
     /// Places whose bytes were wrong and were asked for again past the cache.
     read_refetches_past_cache,
     /// Readers that ended because bytes stayed wrong when they were asked for again. An incident.

@@ -17,7 +17,34 @@ impl World {
             remote
                 .machine
                 .handle(self.now_ms, ReaderEvent::Consumed { chunks, bytes });
+            if self.rng.range(0, 15) == 0 {
+                self.reader_taken_back(consumer);
+            }
             self.reader_pump(consumer);
+        }
+    }
+
+    /// Others need this reader's memory; its consumer asks again at once, or later.
+    fn reader_taken_back(&mut self, consumer: usize) {
+        let delay_ms = self.rng.range(0, 100);
+        let Some(it) = self.consumers.get_mut(consumer) else {
+            return;
+        };
+        let reader = it.reader;
+        let Mode::Remote(remote) = &mut it.mode else {
+            return;
+        };
+        if remote.machine.is_finished() {
+            return;
+        }
+        self.coverage.hit("reader taken back");
+        let chunks = remote.queue.take_all();
+        let first = (chunks.front()).map(|chunk| (chunk.header.chunk_id, chunk.position));
+        let wanted = delay_ms == 0;
+        (remote.machine).handle(self.now_ms, ReaderEvent::TakenBack { first, wanted });
+        if !wanted {
+            let news = ReaderNews::Event(ReaderEvent::Wanted);
+            self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
         }
     }
 
@@ -120,18 +147,6 @@ impl World {
                     self.reader_ask(consumer, reader, "reader GetRange", op);
                 }
                 Effect::Cancel { .. } => self.coverage.hit("reader Cancel"),
-                Effect::Reserve { bytes } => {
-                    self.coverage.hit("reader Reserve");
-                    let delay_ms = self.rng.range(0, 30);
-                    if delay_ms > 0 {
-                        self.coverage.hit("reader Deferred");
-                        let news = ReaderNews::Event(ReaderEvent::Deferred);
-                        self.at(0, Event::ReaderNews(consumer, reader, news));
-                    }
-                    let news = ReaderNews::Event(ReaderEvent::Granted { bytes });
-                    self.at(delay_ms, Event::ReaderNews(consumer, reader, news));
-                }
-                Effect::Release { .. } => self.coverage.hit("reader Release"),
                 Effect::Alarm { .. } => self.coverage.hit("reader Alarm"),
                 Effect::Deliver(chunk) => {
                     remote.idle_ms = 0;

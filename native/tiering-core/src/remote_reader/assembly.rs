@@ -71,6 +71,11 @@ impl Assembly {
         self.expected_offset
     }
 
+    /// First offset of the fragment that is being cut.
+    pub(super) const fn first_offset(&self) -> u64 {
+        self.fragment.first_offset
+    }
+
     /// Where the next chunk starts in the fragment object.
     pub(super) const fn position(&self) -> u64 {
         self.position
@@ -106,6 +111,18 @@ impl Assembly {
         self.blocks = VecDeque::new();
         self.buffered_bytes = 0;
         self.head = None;
+    }
+
+    /// Goes back to an earlier fragment, where the chunk `expected_offset` starts at `position`.
+    pub(super) fn go_back(&mut self, fragment: FragmentRef, position: u64, expected_offset: u64) {
+        self.fragment = fragment;
+        self.go_back_to(position, expected_offset);
+    }
+
+    /// Goes back to `position` in this fragment, where the chunk `expected_offset` starts.
+    pub(super) fn go_back_to(&mut self, position: u64, expected_offset: u64) {
+        (self.position, self.expected_offset) = (position, expected_offset);
+        self.rewind();
     }
 
     /// Cuts the next chunk.

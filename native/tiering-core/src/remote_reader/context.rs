@@ -67,11 +67,8 @@ pub(super) struct Context {
     /// Chunks and bytes delivered and not yet consumed.
     pub(super) ready_chunks: usize,
     pub(super) ready_bytes: u64,
-    /// Memory granted by the node's budget.
-    pub(super) held_bytes: u64,
-    reserve_pending: bool,
-    /// There was not enough memory when it was asked for.
-    reserve_deferred: bool,
+    /// Everything was taken back, and the consumer has not asked since.
+    pub(super) rests: bool,
     /// How much may be held and on its way: grows while the consumer takes what comes.
     window_bytes: u64,
     consumed_since_growth: u64,
@@ -102,9 +99,7 @@ impl Context {
             lookup: None,
             ready_chunks: 0,
             ready_bytes: 0,
-            held_bytes: 0,
-            reserve_pending: false,
-            reserve_deferred: false,
+            rests: false,
             window_bytes: settings.first_request_bytes,
             consumed_since_growth: 0,
             share_bytes: settings.read_ahead_bytes,
@@ -187,6 +182,12 @@ impl Context {
                 past_cache,
             },
         });
+    }
+
+    /// Whether a lookup waits for this answer.
+    pub(super) fn awaits_lookup(&self, id: u64) -> bool {
+        (self.lookup.as_ref())
+            .is_some_and(|lookup| lookup.id == id && matches!(lookup.state, LookupState::InFlight))
     }
 
     /// The lookup that waits for this answer.
@@ -422,39 +423,36 @@ impl Context {
         self.share_bytes = bytes;
     }
 
-    pub(super) fn reserve(&mut self, bytes: u64) {
-        if !self.reserve_pending && bytes > 0 {
-            self.reserve_pending = true;
-            self.emit(Effect::Reserve { bytes });
-        }
+    /// Everything was taken back: it begins anew, with as little as at first.
+    pub(super) fn taken_back(&mut self, now_ms: u64, wanted: bool) {
+        (self.ready_chunks, self.ready_bytes) = (0, 0);
+        self.window_bytes = self.settings.first_request_bytes;
+        self.consumed_since_growth = 0;
+        self.rests = !wanted;
+        self.progress_ms = now_ms;
     }
 
-    pub(super) const fn reserve_is_pending(&self) -> bool {
-        self.reserve_pending
+    /// Takes back chunks that the driver has not been given yet; returns id and place of the first.
+    pub(super) fn drop_undelivered(&mut self) -> Option<(u64, u64)> {
+        let mut first = None;
+        self.effects.retain(|effect| {
+            if let Effect::Deliver(chunk) = effect {
+                first.get_or_insert((chunk.header.chunk_id, chunk.position));
+            }
+            !matches!(effect, Effect::Deliver(_))
+        });
+        first
     }
 
-    /// Whether the node has no memory to give now.
-    pub(super) const fn reserve_is_deferred(&self) -> bool {
-        self.reserve_pending && self.reserve_deferred
+    /// The consumer asks again. It has waited for nothing until now.
+    pub(super) const fn wanted(&mut self, now_ms: u64) {
+        self.rests = false;
+        self.progress_ms = now_ms;
     }
 
-    pub(super) const fn deferred(&mut self) {
-        self.reserve_deferred = self.reserve_pending;
-    }
-
-    pub(super) fn granted(&mut self, bytes: u64) {
-        self.reserve_pending = false;
-        self.reserve_deferred = false;
-        self.held_bytes = self.held_bytes.saturating_add(bytes);
-    }
-
-    /// Gives back what is held beyond `needed`.
-    pub(super) fn release_beyond(&mut self, needed: u64) {
-        let surplus = self.held_bytes.saturating_sub(needed);
-        if surplus > 0 {
-            self.held_bytes -= surplus;
-            self.emit(Effect::Release { bytes: surplus });
-        }
+    /// Our own limits are waited for, or a slow line: no fault of the store.
+    pub(super) const fn alive(&mut self, now_ms: u64) {
+        self.progress_ms = now_ms;
     }
 }
 

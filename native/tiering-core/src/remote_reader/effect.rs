@@ -136,17 +136,6 @@ pub enum Effect {
         /// Id of the request.
         id: u64,
     },
-    /// Ask for a share of the node's memory. At most one of these is waiting at any time. Answered at once: granted, or deferred and
-    /// granted later.
-    Reserve {
-        /// How much.
-        bytes: u64,
-    },
-    /// Give granted memory back.
-    Release {
-        /// How much.
-        bytes: u64,
-    },
     /// Put this chunk into the [`ReadyQueue`](super::ReadyQueue).
     Deliver(Chunk),
     /// Somebody should look: a place that cannot be read, for a reason that does not pass by itself. Said again as long as it
@@ -157,6 +146,6 @@ pub enum Effect {
         /// The offset that cannot be read.
         offset: u64,
     },
-    /// Nothing comes after this; what is still running, waiting or granted is the driver's to drop.
+    /// Nothing comes after this; what is still running is the driver's to drop.
     Finish(Finish),
 }

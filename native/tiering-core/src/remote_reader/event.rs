@@ -57,14 +57,22 @@ pub enum Event {
         /// Bytes held and on their way.
         bytes: u64,
     },
-    /// Answer to `Reserve`: the memory is this reader's now.
-    Granted {
-        /// As many as were asked for.
-        bytes: u64,
+    /// The request waits for something of the node itself (memory, its turn), or its bytes come, however slowly: no fault of the
+    /// store.
+    Alive {
+        /// Id of the effect.
+        id: u64,
     },
-    /// First answer to `Reserve` if there is not enough memory now: it is granted in its turn. Whoever has nothing at all goes on
-    /// with what needs no grant. The driver answers a `Reserve` with one or the other, at once.
-    Deferred,
+    /// Others need the memory: what was delivered and not consumed is back, and whatever else is held is to be dropped. What was
+    /// consumed before has been reported.
+    TakenBack {
+        /// Id of the first chunk that was not consumed, and where it starts in its fragment; `None` if all were.
+        first: Option<(u64, u64)>,
+        /// The consumer waits for a chunk; else nothing is fetched before it does ([`Event::Wanted`]).
+        wanted: bool,
+    },
+    /// The consumer has asked for a chunk after everything was taken back.
+    Wanted,
     /// The consumer took chunks that were delivered.
     Consumed {
         /// How many.

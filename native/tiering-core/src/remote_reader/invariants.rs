@@ -18,24 +18,22 @@ pub fn violated(reader: &RemoteReader) -> Vec<&'static str> {
         .collect()
 }
 
-/// Liveness: a reader that has not ended has chunks for its consumer, or waits for the driver's memory or manifest (which the
-/// node itself gives), or has a time at which it goes on by itself.
+/// Liveness: a reader that has not ended has chunks for its consumer, or rests until its consumer asks, or waits for the manifest
+/// (which the node itself gives), or has a time at which it goes on by itself.
 #[must_use]
 pub fn liveness(reader: &RemoteReader) -> bool {
     let context = &reader.context;
     reader.is_finished()
         || context.ready_chunks > 0
-        || context.reserve_is_pending()
+        || context.rests
         || context.awaits_manifest()
         || reader.poll_timeout().is_some()
 }
 
-/// Nobody holds memory of the node that it does not use, so that ten readers cannot starve an eleventh.
+/// A reader whose consumer rests holds nothing, so that ten thousand of them cost next to nothing.
 #[must_use]
 pub fn bounded_memory(reader: &RemoteReader) -> bool {
-    reader.is_finished()
-        || reader.context.reserve_is_pending()
-        || reader.held_bytes() <= reader.outstanding_bytes()
+    !reader.context.rests || reader.outstanding_bytes() == 0
 }
 
 /// A search that starts over waits for the manifest and for nothing that an earlier one has asked for.

@@ -79,7 +79,6 @@ impl RemoteReader {
         if self.is_finished() {
             return;
         }
-        let event_is_grant = matches!(event, Event::Granted { .. } | Event::Deferred);
         let next = match event {
             Event::Manifest { id, view } => match (self.context.take_lookup(id), &mut self.phase) {
                 (Some(lookup), Phase::Placing(placing)) => {
@@ -110,29 +109,50 @@ impl RemoteReader {
                 self.context.share(bytes);
                 Next::Stay
             }
-            Event::Granted { bytes } => {
-                self.context.granted(bytes);
-                Next::Stay
-            }
-            Event::Deferred => {
-                self.context.deferred();
-                Next::Stay
-            }
             Event::Consumed { chunks, bytes } => {
                 self.context.consumed(now_ms, chunks, bytes);
-                // Also while waiting for more: others may be waiting for longer, and nobody may wait while holding what it
-                // does not use.
-                self.context.release_beyond(self.outstanding_bytes());
+                if let Phase::Streaming(streaming) = &mut self.phase {
+                    streaming.consumed(&self.context);
+                }
+                Next::Stay
+            }
+            Event::Alive { id } => {
+                let is_range = match &mut self.phase {
+                    Phase::Streaming(streaming) => streaming.awaits(id),
+                    Phase::Placing(_) | Phase::Finished => false,
+                };
+                if is_range || self.context.awaits_lookup(id) {
+                    self.context.alive(now_ms);
+                }
+                Next::Stay
+            }
+            Event::TakenBack { first, wanted } => self.taken_back(now_ms, first, wanted),
+            Event::Wanted => {
+                self.context.wanted(now_ms);
                 Next::Stay
             }
             Event::Tick => Next::Stay,
         };
         self.apply(next);
-        if !event_is_grant {
-            // So that what is asked for below is asked for as a whole, and a grant is enough for it.
-            self.release_surplus();
-        }
         self.advance(now_ms);
+    }
+
+    /// Goes back to the first chunk that was not consumed. It is fetched again, most likely from the node's own cache.
+    fn taken_back(&mut self, now_ms: u64, first: Option<(u64, u64)>, wanted: bool) -> Next {
+        self.context.taken_back(now_ms, wanted);
+        let first = first.or(self.context.drop_undelivered());
+        let must_search = match &mut self.phase {
+            Phase::Streaming(streaming) => !streaming.taken_back(&mut self.context, first),
+            Phase::Placing(_) => true,
+            Phase::Finished => false,
+        };
+        match first {
+            Some((chunk_id, _)) if must_search => {
+                self.context.cancel_lookup();
+                Next::Enter(Phase::Placing(Box::new(Placing::resume(chunk_id))))
+            }
+            Some(_) | None => Next::Stay,
+        }
     }
 
     /// What to do next, in order.
@@ -182,12 +202,6 @@ impl RemoteReader {
         self.context.ready_bytes + streaming_bytes
     }
 
-    /// Bytes of the node's memory that are granted to this reader.
-    #[must_use]
-    pub const fn held_bytes(&self) -> u64 {
-        self.context.held_bytes
-    }
-
     fn advance(&mut self, now_ms: u64) {
         self.context.retry_due_lookup(now_ms);
         loop {
@@ -206,13 +220,6 @@ impl RemoteReader {
         {
             let finish = self.context.unavailable();
             self.apply(Next::Finish(finish));
-        }
-        self.release_surplus();
-    }
-
-    fn release_surplus(&mut self) {
-        if !self.is_finished() && !self.context.reserve_is_pending() {
-            self.context.release_beyond(self.outstanding_bytes());
         }
     }
 
@@ -264,6 +271,10 @@ impl RemoteReader {
             Phase::Placing(_) => false,
             Phase::Finished => return None,
         };
+        // Nobody waits for a reader that rests.
+        if self.context.rests {
+            return None;
+        }
         if ranges_owe || self.context.lookup_owes_store() {
             self.context.stall_deadline_ms()
         } else {

@@ -1,13 +1,14 @@
 //! The ranges that were asked for, in stream order: reassembly and repetition in one queue.
 //!
 //! Owns which range is on its way, waits to be asked for again, or has come before its turn, and how much of each is here:
-//! what has come stays, and only what is missing is asked for again. Does not own when a new one may start.
+//! what has come stays, and only what is missing is asked for again. Owns where a new one ends, not when it may start.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use super::effect::FragmentRef;
+use super::settings::Settings;
 use crate::mutants::mutant;
 
 /// Where one range is.
@@ -232,4 +233,33 @@ fn in_flight_ids(ranges: &VecDeque<Range>) -> Vec<u64> {
         .filter(|range| matches!(range.state, RangeState::InFlight))
         .map(|range| range.id)
         .collect()
+}
+
+/// How long a range from `start` is if there is memory for it. Ranges of different readers coincide soon, wherever each began:
+/// they end at multiples of the longest request, and the last one of a fragment takes a small rest along.
+pub(super) fn piece_bytes(settings: &Settings, start: u64, data_end: u64) -> u64 {
+    let request_bytes = settings.read_request_bytes;
+    let remaining_bytes = data_end.saturating_sub(start);
+    if settings.block_bytes == 1 {
+        // Equal pieces instead of full ones and a small rest.
+        return remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes).max(1));
+    }
+    let boundary = (start / request_bytes + 1).saturating_mul(request_bytes);
+    if data_end <= boundary.saturating_add(request_bytes / 4) {
+        return remaining_bytes;
+    }
+    let first_bytes = settings.first_request_bytes;
+    if boundary - start < first_bytes {
+        // Too little to begin with, and the boundary after it is too far.
+        let first_end = block_end(settings, start, start + first_bytes);
+        return remaining_bytes.min(first_end - start);
+    }
+    boundary - start
+}
+
+/// Where a range that is shorter than it could be ends: at a block.
+pub(super) const fn block_end(settings: &Settings, start: u64, end: u64) -> u64 {
+    let aligned = end - end % settings.block_bytes;
+    // A place inside a block that is nearly through: better a range that ends anywhere than a tiny one.
+    if aligned > start { aligned } else { end }
 }

@@ -120,6 +120,18 @@ impl ReadyQueue {
         )
     }
 
+    /// Chunks taken and not yet reported by [`Self::drain_taken`].
+    #[must_use]
+    pub const fn taken_chunks(&self) -> usize {
+        self.taken_chunks
+    }
+
+    /// Whether the consumer got nothing and waits to be woken.
+    #[must_use]
+    pub const fn is_waited_for(&self) -> bool {
+        self.waiting
+    }
+
     /// Bytes taken and not yet reported by [`Self::drain_taken`].
     #[must_use]
     pub const fn taken_bytes(&self) -> u64 {

@@ -7,7 +7,7 @@ pub struct Settings {
     pub read_request_bytes: u64,
     /// Most bytes held and on their way, unless a single chunk needs more.
     pub read_ahead_bytes: u64,
-    /// Length of the first request, and the memory that a reader may use without being granted any.
+    /// Length of the first request, and of what a reader fetches ahead at least.
     pub first_request_bytes: u64,
     /// Ranges end where a multiple of this is in the object, so that those of different readers coincide; 1 = anywhere.
     pub block_bytes: u64,
@@ -37,7 +37,7 @@ impl Default for Settings {
             first_request_bytes: 512 << 10,
             block_bytes: 1,
             max_depth: 32,
-            max_ready_chunks: 4096,
+            max_ready_chunks: 512,
             verify_crc: true,
             backoff_min_ms: 100,
             backoff_max_ms: 5_000,
@@ -52,7 +52,7 @@ impl Settings {
     /// The same settings with every combination that could not make progress put right.
     #[must_use]
     pub fn sanitized(mut self) -> Self {
-        // A request must at least be able to carry a chunk header; one grant must fit the driver's semaphore (u32).
+        // A request must at least be able to carry a chunk header.
         self.read_request_bytes = self.read_request_bytes.clamp(64, 1 << 30);
         self.first_request_bytes = self.first_request_bytes.clamp(64, self.read_request_bytes);
         self.read_ahead_bytes = self

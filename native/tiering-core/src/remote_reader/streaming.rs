@@ -12,8 +12,7 @@ use super::cursor::{FragmentCursor, Step};
 use super::effect::{Effect, FailureKind, Finish, FragmentRef};
 use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
-use super::ranges::{Range, RangeQueue, RangeState};
-use super::settings::Settings;
+use super::ranges::{Range, RangeQueue, RangeState, block_end, piece_bytes};
 use super::{Next, Phase};
 use crate::mutants::mutant;
 use crate::replica_reader::Failure;
@@ -45,6 +44,8 @@ pub(super) struct Streaming {
     snapshot_ended: bool,
     /// The fragment being cut, and those behind it that are known. Never empty.
     fragments: VecDeque<FragmentRef>,
+    /// Fragments that are cut and whose chunks may not all be consumed: they may have to be fetched again.
+    behind: VecDeque<FragmentRef>,
     /// Next byte to ask for: fragment (number in `fragments`) and position in it.
     frontier_index: usize,
     frontier_position: u64,
@@ -55,6 +56,8 @@ pub(super) struct Streaming {
     skip: Option<Skip>,
     /// Up to here in the first fragment bytes must come from the store itself: those of the cache were wrong.
     past_cache_end: u64,
+    /// Where this reading began: what was delivered before it lies in objects that may be others by now.
+    entered_at: u64,
     /// An object that is gone. What is in front of it is still served, then the place is searched anew.
     gone: Option<(u64, u32)>,
 }
@@ -73,6 +76,7 @@ impl Streaming {
             cursor,
             snapshot_ended: false,
             fragments: VecDeque::from([fragment]),
+            behind: VecDeque::new(),
             frontier_index: 0,
             frontier_position: position,
             assembly: Assembly::new(fragment, position, chunk_id, context.settings.verify_crc),
@@ -80,6 +84,7 @@ impl Streaming {
             asked_bytes: 0,
             skip,
             past_cache_end: 0,
+            entered_at: chunk_id,
             gone: None,
         }
     }
@@ -107,6 +112,46 @@ impl Streaming {
         for id in self.ranges.clear() {
             context.emit(Effect::Cancel { id });
         }
+    }
+
+    /// Whether a range waits for this answer.
+    pub(super) fn awaits(&mut self, id: u64) -> bool {
+        self.ranges.in_flight_mut(id).is_some()
+    }
+
+    /// The consumer took chunks: each fragment behind has at least one that it has not.
+    pub(super) fn consumed(&mut self, context: &Context) {
+        let surplus = self.behind.len().saturating_sub(context.ready_chunks);
+        self.behind.drain(..surplus);
+    }
+
+    /// Drops everything, and goes back to the first chunk that was not consumed: its id and where it starts. Returns false if
+    /// that place has to be searched for.
+    pub(super) fn taken_back(&mut self, context: &mut Context, first: Option<(u64, u64)>) -> bool {
+        self.cancel(context);
+        if let Some((chunk_id, position)) = first {
+            while self.assembly.first_offset() > chunk_id
+                && let Some(fragment) = self.behind.pop_back()
+            {
+                self.fragments.push_front(fragment);
+                self.assembly.go_back(fragment, position, chunk_id);
+                self.past_cache_end = 0;
+            }
+            if self.assembly.expected_offset() != chunk_id {
+                self.assembly.go_back_to(position, chunk_id);
+                self.past_cache_end = 0;
+            }
+            if chunk_id < self.entered_at || self.assembly.first_offset() > chunk_id {
+                return false;
+            }
+        }
+        self.assembly.rewind();
+        self.behind.clear();
+        self.gone = None;
+        self.asked_bytes = 0;
+        self.frontier_index = 0;
+        self.frontier_position = self.assembly.position();
+        true
     }
 
     pub(super) fn advance(&mut self, context: &mut Context, now_ms: u64) -> Next {
@@ -203,7 +248,8 @@ impl Streaming {
                     let Some(next) = self.fragments.get(1).copied() else {
                         return Ok(Idle::FragmentEnd);
                     };
-                    self.fragments.pop_front();
+                    self.behind.extend(self.fragments.pop_front());
+                    self.consumed(context);
                     self.past_cache_end = 0;
                     if self.frontier_index == 0 {
                         self.frontier_position = DATA_START;
@@ -272,7 +318,7 @@ impl Streaming {
     // Asking.
 
     fn issue(&mut self, context: &mut Context, now_ms: u64) -> Result<(), Finish> {
-        if self.gone.is_some() {
+        if self.gone.is_some() || context.rests {
             return Ok(());
         }
         while self.ranges.owing() < context.pace.depth() {
@@ -299,7 +345,7 @@ impl Streaming {
             }
             let data_end = DATA_START.saturating_add(fragment.data_bytes);
             let piece_bytes = piece_bytes(&context.settings, self.frontier_position, data_end);
-            let mut length = piece_bytes.min(room_bytes);
+            let length = piece_bytes.min(room_bytes);
             let starving = context.ready_chunks == 0 && self.ranges.is_empty();
             // A consumer that has not used up most of what it was given first may want no more: one record costs one request.
             let is_worth_it = match context.window_has_grown() {
@@ -309,31 +355,12 @@ impl Streaming {
             if !starving && !is_worth_it {
                 return Ok(());
             }
-            let limit_bytes = floor_bytes.max(context.held_bytes);
-            if outstanding_bytes + length > limit_bytes {
-                if !context.reserve_is_pending() {
-                    context
-                        .reserve((outstanding_bytes + length).saturating_sub(context.held_bytes));
-                    return Ok(());
-                }
-                // Whoever has nothing at all does not wait for its turn.
-                if !starving || !context.reserve_is_deferred() {
-                    return Ok(());
-                }
-                length = limit_bytes.saturating_sub(outstanding_bytes);
-                if length == 0 {
-                    return Err(failed(
-                        FailureKind::Bug,
-                        "a starving reader has no memory of its own",
-                    ));
-                }
-            }
             self.ask(context, now_ms, fragment, length, piece_bytes);
         }
         Ok(())
     }
 
-    /// Memory that needs no grant: enough to have the next chunk whole and to see the header after it.
+    /// What a reader has at least: enough to have the next chunk whole and to see the header after it.
     fn floor_bytes(&self, context: &Context) -> u64 {
         context
             .settings
@@ -557,33 +584,4 @@ impl Streaming {
             }
         }
     }
-}
-
-/// How long a range from `start` is if there is memory for it. Ranges of different readers coincide soon, wherever each began:
-/// they end at multiples of the longest request, and the last one of a fragment takes a small rest along.
-fn piece_bytes(settings: &Settings, start: u64, data_end: u64) -> u64 {
-    let request_bytes = settings.read_request_bytes;
-    let remaining_bytes = data_end.saturating_sub(start);
-    if settings.block_bytes == 1 {
-        // Equal pieces instead of full ones and a small rest.
-        return remaining_bytes.div_ceil(remaining_bytes.div_ceil(request_bytes).max(1));
-    }
-    let boundary = (start / request_bytes + 1).saturating_mul(request_bytes);
-    if data_end <= boundary.saturating_add(request_bytes / 4) {
-        return remaining_bytes;
-    }
-    let first_bytes = settings.first_request_bytes;
-    if boundary - start < first_bytes {
-        // Too little to begin with, and the boundary after it is too far.
-        let first_end = block_end(settings, start, start + first_bytes);
-        return remaining_bytes.min(first_end - start);
-    }
-    boundary - start
-}
-
-/// Where a range that is shorter than it could be ends: at a block.
-const fn block_end(settings: &Settings, start: u64, end: u64) -> u64 {
-    let aligned = end - end % settings.block_bytes;
-    // A place inside a block that is nearly through: better a range that ends anywhere than a tiny one.
-    if aligned > start { aligned } else { end }
 }

@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use log_format::crc::crc32;
@@ -27,9 +28,15 @@ const FOLDER: &str = "rabbitmq-stream-s3-blocks";
 /// Blocks that wait to be written; beyond them blocks are not written.
 pub(super) const WRITES_WAITING_MAX: usize = 32;
 
-/// Threads that write, and that read. The others of the runtime are for uploads.
+/// Threads that write and delete, and that read. A thread that hangs in the disk counts until it comes back, so a disk that does
+/// not answer costs these and no other.
 const WRITERS: usize = 4;
 const READERS: usize = 8;
+/// All of them.
+pub(crate) const DISK_THREADS_MAX: usize = WRITERS + READERS;
+
+/// A disk that takes longer for a block is slower than the store, and is left alone.
+const DEADLINE: Duration = Duration::from_secs(2);
 
 /// After so many failures in a row the disk is left alone.
 const FAILURES_MAX: u32 = 16;
@@ -97,42 +104,58 @@ impl Disk {
 
     /// Whether the block should be here.
     pub(super) fn has(&self, key: &PartKey) -> bool {
-        self.shared.lock().slots.contains(key)
+        self.shared.is_usable() && self.shared.lock().slots.contains(key)
     }
 
-    /// The block, if it is here and as it was.
+    /// Threads that read, write or delete.
+    #[cfg(test)]
+    pub(super) fn threads_at_work(&self) -> usize {
+        DISK_THREADS_MAX - self.readers.available_permits() - self.writers.available_permits()
+    }
+
+    /// The block, if it is here and as it was, and the disk answers soon.
     pub(super) async fn read(&self, key: &PartKey) -> Option<Bytes> {
         let slot = *self.shared.lock().slots.get(key)?;
-        let _turn = self.readers.acquire().await;
+        // Busy with others for so long, it is no faster than the store.
+        let turn = tokio::time::timeout(DEADLINE, Arc::clone(&self.readers).acquire_owned());
+        let turn = turn.await.ok()?.ok()?;
         let shared = Arc::clone(&self.shared);
-        let read = tokio::task::spawn_blocking(move || shared.read(slot)).await;
-        match read {
-            Ok(Ok(bytes)) => Some(bytes),
-            Ok(Err(_)) | Err(_) => {
+        // A task of its own: whoever asked may be gone long before the disk answers, and that it does not is noticed all the same.
+        let read = tokio::spawn(async move {
+            let at_work = Arc::clone(&shared);
+            let read = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                at_work.read(slot)
+            });
+            let read = tokio::time::timeout(DEADLINE, read).await;
+            if read.is_err() {
+                shared.leave_alone();
+            }
+            read
+        });
+        match read.await.ok()? {
+            Ok(Ok(Ok(bytes))) => Some(bytes),
+            Ok(Ok(Err(_)) | Err(_)) => {
                 self.shared.stats.read_cache_disk_errors.increment();
                 self.remove(key);
                 None
             }
+            Err(_) => None,
         }
     }
 
     /// Writes the block, soon, or not at all.
     pub(super) fn write(&self, key: PartKey, bytes: Bytes) {
-        if !self.shared.usable.load(Ordering::Relaxed) || self.has(&key) {
+        if !self.shared.is_usable() || self.has(&key) {
             return;
         }
         let Ok(waiting) = Arc::clone(&self.waiting).try_acquire_owned() else {
             self.shared.stats.read_cache_disk_skipped.increment();
             return;
         };
-        let (shared, writers) = (Arc::clone(&self.shared), Arc::clone(&self.writers));
-        tokio::spawn(async move {
-            let _turn = writers.acquire().await;
-            // The task ends only with its runtime, and then nobody waits.
-            tokio::task::spawn_blocking(move || shared.keep(key, &bytes))
-                .await
-                .ok();
-            drop(waiting);
+        self.work(move |shared| {
+            let _waiting = waiting;
+            shared.keep(key, &bytes);
         });
     }
 
@@ -141,9 +164,34 @@ impl Disk {
         let gone = self.shared.lock().take(key);
         if let Some(slot) = gone {
             self.shared.count();
-            let shared = Arc::clone(&self.shared);
-            tokio::task::spawn_blocking(move || shared.delete(slot));
+            self.work(move |shared| shared.delete(slot));
         }
+    }
+
+    /// Does something on a thread that writes, if the disk answers.
+    fn work(&self, work: impl FnOnce(&Shared) + Send + 'static) {
+        let (shared, writers) = (Arc::clone(&self.shared), Arc::clone(&self.writers));
+        tokio::spawn(async move {
+            let turn = loop {
+                let turn = Arc::clone(&writers).acquire_owned();
+                let turn = tokio::time::timeout(DEADLINE, turn).await;
+                if !shared.is_usable() {
+                    return;
+                }
+                if let Ok(turn) = turn {
+                    break turn;
+                }
+            };
+            let at_work = Arc::clone(&shared);
+            let done = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                work(&at_work);
+            });
+            // A task that dies ends with its runtime, and then nobody waits.
+            if tokio::time::timeout(DEADLINE, done).await.is_err() {
+                shared.leave_alone();
+            }
+        });
     }
 }
 
@@ -159,6 +207,23 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Index> {
         // Nothing panics while the lock is held, so a poisoned index is still a whole one.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_usable(&self) -> bool {
+        self.usable.load(Ordering::Relaxed)
+    }
+
+    /// From now on nothing is read, written or deleted. What is there is deleted by the next life.
+    fn leave_alone(&self) {
+        self.usable.store(false, Ordering::Relaxed);
+        self.stats.read_cache_disk_unusable.set(1);
+        let slots = {
+            let mut index = self.lock();
+            index.bytes = 0;
+            std::mem::replace(&mut index.slots, LruCache::unbounded())
+        };
+        drop(slots);
+        self.count();
     }
 
     fn count(&self) {
@@ -203,7 +268,7 @@ impl Shared {
             self.stats.read_cache_disk_errors.increment();
             self.delete(slot);
             if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES_MAX {
-                self.usable.store(false, Ordering::Relaxed);
+                self.leave_alone();
             }
             return;
         }
@@ -211,6 +276,9 @@ impl Shared {
         let mut gone = Vec::new();
         {
             let mut index = self.lock();
+            if !self.is_usable() {
+                return;
+            }
             gone.extend(index.take(&key));
             index.bytes += slot.len_bytes;
             index.slots.put(key, slot);

@@ -1,75 +1,146 @@
 //! What the tasks do that bring parts: requests to the store, or a file.
 //!
-//! Owns the cutting of an answer into blocks as it comes, and the deadline of each block.
+//! Owns the cutting of an answer into blocks as it comes, and the deadline of its bytes. Every task waits for memory first, then
+//! for its turn, and only then asks: what waits for us holds no connection.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use super::flights::Landing;
-use super::{BLOCK_BYTES, Inner, Part, PartKey};
+use super::flights::{Landing, Life};
+use super::store::Held;
+use super::{BLOCK_BYTES, GROUP_BYTES_MAX, Inner, Part, PartKey, Source};
 use crate::buffer_pool::PooledBuffer;
+use crate::read_memory::Memory;
 use crate::remote_tier::{RangeSink, StoreError, StoreErrorKind};
 
-/// Longest time between two blocks of an answer. A store that goes silent is noticed by its client before; this is for one
-/// that trickles, which holds a reader up just as long. What came before stays, and the rest is asked for again.
-const BLOCK_DEADLINE: Duration = Duration::from_secs(20);
+/// Longest time without a byte of an answer. What came before stays, and the rest is asked for again. It is about bytes and not
+/// about blocks: over a slow line that many share, a block may take as long as it takes.
+const SILENCE_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Brings blocks that follow each other by one request.
-pub(super) fn blocks(
+/// What is reserved for an index or a group before its length is known; most are smaller, and more is waited for as it comes.
+const LOOKUP_BYTES: u64 = 64 << 10;
+
+/// Brings blocks that follow each other by one request; from this node's disk one block, which the store is asked for if it is
+/// not there after all.
+pub(super) async fn bring(
     inner: Arc<Inner>,
+    reader: u64,
     keys: Vec<PartKey>,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |landing| Box::pin(fetch_blocks(inner, keys, landing))
+    source: Source,
+    mut landing: Landing,
+) {
+    let bytes = keys.len() as u64 * BLOCK_BYTES;
+    let mut memory = inner.memory.ask(reader, bytes).await;
+    if let (Source::Disk, Some(disk), Some(key)) = (source, &inner.disk, keys.first()) {
+        if let Some(bytes) = disk.read(key).await {
+            inner.stats.read_cache_disk_hits.increment();
+            let memory = memory.split(bytes.len() as u64);
+            return landing.land(Held::plain(bytes, memory));
+        }
+        inner.stats.read_cache_misses.increment();
+    }
+    fetch_blocks(inner, memory, keys, landing).await;
 }
 
-/// Brings one block from this node's disk; from the store if it is not there after all.
-pub(super) fn from_disk(
+/// Brings an index, which is in this range of its object, or a group.
+pub(super) async fn lookup(
     inner: Arc<Inner>,
-    key: PartKey,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |mut landing| {
-        Box::pin(async move {
-            let found = match &inner.disk {
-                Some(disk) => disk.read(&key).await,
-                None => None,
-            };
-            match found {
-                Some(bytes) => {
-                    inner.stats.read_cache_disk_hits.increment();
-                    landing.land(bytes);
-                }
-                None => {
-                    inner.stats.read_cache_misses.increment();
-                    fetch_blocks(inner, vec![key], landing).await;
-                }
-            }
-        })
+    reader: u64,
+    object: Arc<str>,
+    range: Option<Range<u64>>,
+    mut landing: Landing,
+) {
+    let memory = inner.memory.ask(reader, LOOKUP_BYTES).await;
+    let _turn = inner.requests.acquire().await;
+    let life = Arc::clone(landing.life());
+    life.departs();
+    let fetched = match range {
+        Some(range) => fetch_whole(&inner, reader, &object, range, memory, &life).await,
+        None => {
+            let request = inner.tier.get(&object, GROUP_BYTES_MAX);
+            request.await.map(|bytes| (bytes, memory))
+        }
+    };
+    match fetched {
+        Ok((bytes, mut memory)) => {
+            inner.stats.read_fetched_bytes.add(bytes.len() as u64);
+            memory.set(bytes.len() as u64);
+            landing.land(Held::plain(bytes, memory));
+        }
+        Err(error) => landing.fail(&error),
     }
 }
 
-/// Brings an index or a group.
-pub(super) fn lookup(
-    inner: Arc<Inner>,
-    request: impl Future<Output = Result<Bytes, StoreError>> + Send + 'static,
-) -> impl FnOnce(Landing) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-    move |mut landing| {
-        Box::pin(async move {
-            let _turn = inner.requests.acquire().await;
-            match request.await {
-                Ok(bytes) => {
-                    inner.stats.read_fetched_bytes.add(bytes.len() as u64);
-                    landing.land(bytes);
-                }
-                Err(error) => landing.fail(&error),
+/// A range whose length is not known, as a whole. Memory for what goes beyond the first part is waited for while the answer is
+/// held back.
+async fn fetch_whole(
+    inner: &Arc<Inner>,
+    reader: u64,
+    object: &str,
+    range: Range<u64>,
+    mut memory: Memory,
+    life: &Arc<Life>,
+) -> Result<(Bytes, Memory), StoreError> {
+    let mut whole = Whole {
+        bytes: BytesMut::new(),
+        life: Arc::clone(life),
+    };
+    let mut request = inner.tier.stream_range(object, range, &mut whole);
+    let mut granted_bytes = LOOKUP_BYTES;
+    loop {
+        let before_bytes = life.moved_bytes();
+        tokio::select! {
+            biased;
+            outcome = &mut request => {
+                drop(request);
+                return outcome.map(|()| (whole.bytes.freeze(), memory));
             }
-        })
+            () = grown(life, granted_bytes) => {
+                let more_bytes = granted_bytes;
+                let mut more = inner.memory.ask(reader, more_bytes).await;
+                granted_bytes += more_bytes;
+                memory.join(&mut more);
+            }
+            () = tokio::time::sleep(SILENCE_DEADLINE) => {
+                if life.moved_bytes() == before_bytes {
+                    return Err(silence());
+                }
+            }
+        }
     }
 }
 
-async fn fetch_blocks(inner: Arc<Inner>, keys: Vec<PartKey>, landing: Landing) {
+/// Completes once more has come than was granted. It is polled whenever the request was.
+async fn grown(life: &Life, granted_bytes: u64) {
+    std::future::poll_fn(|_| match life.moved_bytes() > granted_bytes {
+        true => std::task::Poll::Ready(()),
+        false => std::task::Poll::Pending,
+    })
+    .await;
+}
+
+fn silence() -> StoreError {
+    let text = format!("no byte for {} s", SILENCE_DEADLINE.as_secs());
+    StoreError::new(StoreErrorKind::Timeout, text)
+}
+
+/// Keeps all of an answer.
+struct Whole {
+    bytes: BytesMut,
+    life: Arc<Life>,
+}
+
+impl RangeSink for Whole {
+    fn push(&mut self, bytes: Bytes) {
+        self.life.moves(bytes.len() as u64);
+        self.bytes.extend_from_slice(&bytes);
+    }
+}
+
+async fn fetch_blocks(inner: Arc<Inner>, memory: Memory, keys: Vec<PartKey>, landing: Landing) {
     let (Some(first), Some(last)) = (keys.first(), keys.last()) else {
         return;
     };
@@ -80,27 +151,27 @@ async fn fetch_blocks(inner: Arc<Inner>, keys: Vec<PartKey>, landing: Landing) {
     let range = first_number * BLOCK_BYTES..(last_number + 1) * BLOCK_BYTES;
     // Waiting for our own limit is no fault, and no deadline runs.
     let _turn = inner.requests.acquire().await;
+    let life = Arc::clone(landing.life());
+    life.departs();
     let mut cutter = Cutter {
         inner: Arc::clone(&inner),
+        memory,
         keys: keys.into_iter(),
         landing,
         block: None,
         filled_bytes: 0,
-        landed: Arc::new(AtomicU64::new(0)),
     };
-    let landed = Arc::clone(&cutter.landed);
     let outcome = {
         let request = inner.tier.stream_range(&object, range, &mut cutter);
         let mut request = std::pin::pin!(request);
         loop {
-            let before = landed.load(Ordering::Relaxed);
+            let before_bytes = life.moved_bytes();
             tokio::select! {
                 biased;
                 outcome = &mut request => break outcome,
-                () = tokio::time::sleep(BLOCK_DEADLINE) => {
-                    if landed.load(Ordering::Relaxed) == before {
-                        let text = format!("no block for {} s", BLOCK_DEADLINE.as_secs());
-                        break Err(StoreError::new(StoreErrorKind::Timeout, text));
+                () = tokio::time::sleep(SILENCE_DEADLINE) => {
+                    if life.moved_bytes() == before_bytes {
+                        break Err(silence());
                     }
                 }
             }
@@ -116,22 +187,21 @@ async fn fetch_blocks(inner: Arc<Inner>, keys: Vec<PartKey>, landing: Landing) {
 /// out and nobody reads it any more.
 struct Cutter {
     inner: Arc<Inner>,
+    memory: Memory,
     keys: std::vec::IntoIter<PartKey>,
     landing: Landing,
     block: Option<PooledBuffer>,
     filled_bytes: usize,
-    landed: Arc<AtomicU64>,
 }
 
 impl Cutter {
-    fn land(&mut self, bytes: Bytes) {
-        self.landed.fetch_add(1, Ordering::Relaxed);
+    fn land(&mut self, part: Arc<Held>) {
         if let (Some(disk), Some(key)) = (&self.inner.disk, self.keys.next())
             && self.landing.keeps()
         {
-            disk.write(key, bytes.clone());
+            disk.write(key, part.bytes());
         }
-        self.landing.land(bytes);
+        self.landing.land(part);
     }
 
     /// The answer is complete: the object ends here, or all blocks are here.
@@ -140,7 +210,9 @@ impl Cutter {
             && self.filled_bytes > 0
         {
             // No more memory than bytes: it is counted by them.
-            self.land(Bytes::copy_from_slice(&block[..self.filled_bytes]));
+            let bytes = Bytes::copy_from_slice(&block[..self.filled_bytes]);
+            let memory = self.memory.split(bytes.len() as u64);
+            self.land(Held::plain(bytes, memory));
         }
         let text = "the range is outside of the object";
         self.landing
@@ -151,6 +223,7 @@ impl Cutter {
 impl RangeSink for Cutter {
     fn push(&mut self, mut bytes: Bytes) {
         self.inner.stats.read_fetched_bytes.add(bytes.len() as u64);
+        self.landing.life().moves(bytes.len() as u64);
         while !bytes.is_empty() && self.landing.owed() > 0 {
             let mut block = match self.block.take() {
                 Some(block) => block,
@@ -161,7 +234,8 @@ impl RangeSink for Cutter {
             block[self.filled_bytes..end].copy_from_slice(&bytes.split_to(length));
             if end == block.len() {
                 self.filled_bytes = 0;
-                self.land(block.freeze(end));
+                let memory = self.memory.split(BLOCK_BYTES);
+                self.land(Held::pooled(block, memory));
             } else {
                 self.filled_bytes = end;
                 self.block = Some(block);

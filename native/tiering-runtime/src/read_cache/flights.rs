@@ -5,26 +5,59 @@
 //! told to all who wait, and to nobody who comes later.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use super::store::Held;
 use super::{Inner, Part, PartKey};
 use crate::remote_tier::{StoreError, StoreErrorKind};
+
+/// How often those who wait are told that a flight is alive.
+const BEAT: Duration = Duration::from_secs(10);
+
+/// How far a flight is.
+#[derive(Debug, Default)]
+pub(super) struct Life {
+    /// It has waited for memory and for its turn, and is with the store.
+    departed: AtomicBool,
+    /// Bytes that came.
+    moved_bytes: AtomicU64,
+}
+
+impl Life {
+    pub(super) fn departs(&self) {
+        self.departed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn moves(&self, bytes: u64) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+}
 
 type Landed = Option<Result<Bytes, StoreError>>;
 
 /// A task; given up when the last one who waits for a part of it is gone.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Flight {
-    task: AbortHandle,
+    /// Not there until it has departed.
+    task: OnceLock<AbortHandle>,
+    life: Arc<Life>,
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
     }
 }
 
@@ -32,15 +65,30 @@ impl Drop for Flight {
 #[derive(Debug)]
 pub(super) struct Seat {
     landed: watch::Receiver<Landed>,
-    _flight: Arc<Flight>,
+    flight: Arc<Flight>,
 }
 
 impl Seat {
-    /// The part, when it is here.
-    pub(super) async fn landed(mut self) -> Result<Bytes, StoreError> {
-        match self.landed.wait_for(Option::is_some).await {
-            Ok(landed) => landed.clone().unwrap_or_else(|| Err(lost())),
-            Err(_) => Err(lost()),
+    /// The part, when it is here. While it is not, `alive` is called now and then as long as the store is not to blame.
+    pub(super) async fn landed(mut self, alive: &(dyn Fn() + Sync)) -> Result<Bytes, StoreError> {
+        let life = Arc::clone(&self.flight.life);
+        loop {
+            let before_bytes = life.moved_bytes();
+            tokio::select! {
+                biased;
+                landed = self.landed.wait_for(Option::is_some) => {
+                    return match landed {
+                        Ok(landed) => landed.clone().unwrap_or_else(|| Err(lost())),
+                        Err(_) => Err(lost()),
+                    };
+                }
+                () = tokio::time::sleep(BEAT) => {
+                    let departed = life.departed.load(Ordering::Relaxed);
+                    if !departed || life.moved_bytes() > before_bytes {
+                        alive();
+                    }
+                }
+            }
         }
     }
 }
@@ -77,53 +125,47 @@ impl Flights {
         let flight = pending.flight.upgrade()?;
         Some(Seat {
             landed: pending.landed.clone(),
-            _flight: flight,
+            flight,
         })
     }
 
-    /// Starts a task that brings these parts, in this order. The caller holds the lock until it has the seats.
-    pub(super) fn start<F>(
+    /// Books seats for these parts, which one task will bring in this order. From now on others can join; the task itself is
+    /// started by [`Booking::depart`], without the lock.
+    pub(super) fn book(
         &mut self,
         inner: &Arc<Inner>,
-        keys: Vec<PartKey>,
+        keys: &[PartKey],
         keep: bool,
-        work: impl FnOnce(Landing) -> F,
-    ) -> Vec<Seat>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    ) -> (Vec<Seat>, Booking) {
         self.last_id += 1;
         let flight_id = self.last_id;
-        let (senders, receivers): (VecDeque<_>, Vec<_>) = keys
-            .iter()
-            .map(|key| {
-                let (sender, receiver) = watch::channel(None);
-                ((key.clone(), sender), receiver)
-            })
-            .unzip();
-        let landing = Landing {
-            inner: Arc::clone(inner),
-            flight_id,
-            keep,
-            parts: senders,
-        };
-        let task = tokio::spawn(work(landing)).abort_handle();
-        let flight = Arc::new(Flight { task });
-        let seats = keys.into_iter().zip(receivers).map(|(key, landed)| {
+        let flight = Arc::new(Flight::default());
+        let mut parts = VecDeque::with_capacity(keys.len());
+        let mut seats = Vec::with_capacity(keys.len());
+        for key in keys {
+            let (sender, landed) = watch::channel(None);
+            parts.push_back((key.clone(), sender));
             self.pending.insert(
-                key,
+                key.clone(),
                 Pending {
                     flight: Arc::downgrade(&flight),
                     flight_id,
                     landed: landed.clone(),
                 },
             );
-            Seat {
+            seats.push(Seat {
                 landed,
-                _flight: Arc::clone(&flight),
-            }
-        });
-        seats.collect()
+                flight: Arc::clone(&flight),
+            });
+        }
+        let landing = Landing {
+            inner: Arc::clone(inner),
+            life: Arc::clone(&flight.life),
+            flight_id,
+            keep,
+            parts,
+        };
+        (seats, Booking { landing, flight })
     }
 
     fn remove(&mut self, key: &PartKey, flight_id: u64) {
@@ -138,15 +180,43 @@ impl Flights {
     }
 }
 
+/// A flight that has seats and no task yet.
+///
+/// Starting a task can end it at once: a runtime that is being closed drops the future where it is spawned, and with it the
+/// [`Landing`], which takes the lock. So nobody departs, and no landing is dropped, while the lock is held.
+pub(super) struct Booking {
+    landing: Landing,
+    flight: Arc<Flight>,
+}
+
+impl Booking {
+    /// Starts the task. Must not be called with the lock held.
+    pub(super) fn depart<F>(self, work: impl FnOnce(Landing) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Self { landing, flight } = self;
+        let task = tokio::spawn(work(landing)).abort_handle();
+        // Set once, here. If those who waited are gone by now, the flight ends with this function, and its task with it.
+        let _ = flight.task.set(task);
+    }
+}
+
 /// Where a task puts what it brings. Whatever is not there when it ends is lost, and said so.
 pub(super) struct Landing {
     inner: Arc<Inner>,
+    life: Arc<Life>,
     flight_id: u64,
     keep: bool,
     parts: VecDeque<(PartKey, watch::Sender<Landed>)>,
 }
 
 impl Landing {
+    /// How far it is.
+    pub(super) const fn life(&self) -> &Arc<Life> {
+        &self.life
+    }
+
     /// Whether what it brings is kept.
     pub(super) const fn keeps(&self) -> bool {
         self.keep
@@ -158,17 +228,18 @@ impl Landing {
     }
 
     /// The next part is here. It is kept before anybody is told, and is on its way until it is kept.
-    pub(super) fn land(&mut self, bytes: Bytes) {
+    pub(super) fn land(&mut self, part: Arc<Held>) {
         let Some((key, sender)) = self.parts.pop_front() else {
             return;
         };
+        let bytes = part.bytes();
         let pushed_out = {
             let mut state = self.inner.lock();
             state.flights.remove(&key, self.flight_id);
             let pushed_out = match (self.keep, key.part) {
-                (false, _) => Vec::new(),
-                (true, Part::Block(_)) => state.blocks.put(key, bytes.clone()),
-                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, bytes.clone()),
+                (false, _) => vec![part],
+                (true, Part::Block(_)) => state.blocks.put(key, part),
+                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, part),
             };
             self.inner.count_cached(&state);
             pushed_out

@@ -1,9 +1,9 @@
 //! What readers of this node have fetched, shared by all of them: each byte is asked for once.
 //!
 //! Owns blocks of fragments (in memory, and on disk if there is a place for them), fragment indexes and groups, and the
-//! requests that bring them. Does not own what is read when (the machine does), the readers' own memory
-//! (`remote_reader::memory` does), nor whether the bytes are right: the machine checks them, and asks *past the cache* when
-//! they are not. What is asked for past the cache is not kept.
+//! requests that bring them. Does not own what is read when (the machine does), who gets memory (`read_memory` does; the cache
+//! gives up what nobody uses whenever somebody needs it), nor whether the bytes are right: the machine checks them, and asks
+//! *past the cache* when they are not. What is asked for past the cache is not kept.
 //!
 //! Objects are cut into blocks of [`BLOCK_BYTES`], counted from the object's first byte, so that what two readers want
 //! coincides whatever each of them wants. Blocks that are missing and follow each other are brought by one request. Objects
@@ -12,12 +12,13 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
+use crate::read_memory::{Evict, ReadMemory};
 use crate::remote_tier::{RemoteTier, StoreError, StoreErrorKind};
 use crate::stats::Stats;
 
@@ -28,9 +29,10 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use disk::DISK_THREADS_MAX;
 use disk::Disk;
-use flights::{Flights, Seat};
-use store::Store;
+use flights::{Booking, Flights, Seat};
+use store::{Held, Store};
 
 /// Length of every block but an object's last. Small enough that a single record costs little, large enough that the
 /// bookkeeping of a block is nothing beside its bytes.
@@ -39,10 +41,10 @@ pub(crate) const BLOCK_BYTES: u64 = BUFFER_BYTES as u64;
 /// Requests of all readers together. Who has to wait for its turn waits in order; that is no fault of the store.
 const REQUESTS_MAX: usize = 256;
 
-/// The share of the cache's memory that is kept for indexes and groups, which are small and decide how fast a reader attaches.
+/// The share of the memory that indexes and groups may have, which are small and decide how fast a reader attaches.
 const LOOKUPS_SHARE: u64 = 8;
 
-/// The share of the cache's memory that may wait empty for the next block, and the most that may (16 MiB).
+/// The share of the memory that may wait empty for the next block, and the most that may (16 MiB).
 const IDLE_SHARE: u64 = 16;
 const IDLE_BLOCKS_MAX: u64 = 64;
 
@@ -81,6 +83,7 @@ pub(crate) struct ReadCache {
 struct Inner {
     state: Mutex<State>,
     tier: Arc<dyn RemoteTier>,
+    memory: ReadMemory,
     disk: Option<Disk>,
     requests: Semaphore,
     /// Memory of blocks that were pushed out, for those that come: a fresh one costs more than all else that is done to it.
@@ -101,50 +104,56 @@ impl Inner {
     }
 }
 
+impl Evict for Inner {
+    fn evict(&self, bytes: u64) -> u64 {
+        let gone = {
+            let mut state = self.lock();
+            let mut gone = state.blocks.evict(bytes);
+            let missing = bytes.saturating_sub(store::bytes_of(&gone));
+            if missing > 0 {
+                gone.extend(state.lookups.evict(missing));
+            }
+            self.count_cached(&state);
+            gone
+        };
+        // Giving memory back to the system takes time, in which others need the lock.
+        store::bytes_of(&gone)
+    }
+}
+
 impl ReadCache {
-    /// A cache over `tier` that keeps so much in memory, and so much below `disk`.
+    /// A cache over `tier` that keeps what `memory` has room for, and so much below `disk`.
     pub(crate) fn new(
         tier: Arc<dyn RemoteTier>,
-        capacity_bytes: u64,
+        memory: ReadMemory,
         disk: Option<(&Path, u64)>,
         stats: Arc<Stats>,
     ) -> Self {
-        let (blocks, lookups) = split(capacity_bytes);
         let state = State {
             flights: Flights::default(),
-            blocks: Store::new(blocks),
-            lookups: Store::new(lookups),
+            // What it keeps is given up whenever somebody needs the memory.
+            blocks: Store::new(u64::MAX),
+            lookups: Store::new(memory.capacity_bytes() / LOOKUPS_SHARE),
         };
-        Self {
-            inner: Arc::new(Inner {
-                state: Mutex::new(state),
-                tier,
-                disk: disk.map(|(path, bytes)| Disk::new(path, bytes, Arc::clone(&stats))),
-                requests: Semaphore::new(REQUESTS_MAX),
-                pool: Arc::new(BufferPool::keeping(idle_blocks(capacity_bytes))),
-                stats,
-            }),
-        }
-    }
-
-    /// Keeps so much from now on.
-    pub(crate) fn set_capacity(&self, capacity_bytes: u64) {
-        let (blocks, lookups) = split(capacity_bytes);
-        let pushed_out = {
-            let mut state = self.inner.lock();
-            let mut pushed_out = state.blocks.set_capacity(blocks);
-            pushed_out.extend(state.lookups.set_capacity(lookups));
-            self.inner.count_cached(&state);
-            pushed_out
-        };
-        // Giving memory back to the system takes time, in which others need the lock.
-        drop(pushed_out);
+        let inner = Arc::new(Inner {
+            state: Mutex::new(state),
+            tier,
+            disk: disk.map(|(path, bytes)| Disk::new(path, bytes, Arc::clone(&stats))),
+            requests: Semaphore::new(REQUESTS_MAX),
+            pool: Arc::new(BufferPool::keeping(idle_blocks(memory.capacity_bytes()))),
+            memory,
+            stats,
+        });
+        let cache: Weak<Inner> = Arc::downgrade(&inner);
+        inner.memory.set_cache(cache);
+        Self { inner }
     }
 
     /// Reads a range of an object, which comes in pieces. Starts what is missing; dropping the answer gives it up, unless
     /// somebody else waits for it. Must be called on the engine's runtime.
     pub(crate) fn range(
         &self,
+        reader: u64,
         object: &Arc<str>,
         range: Range<u64>,
         past_cache: bool,
@@ -159,6 +168,9 @@ impl ReadCache {
             return read;
         }
         let stats = &self.inner.stats;
+        // Tasks are started, and what is forgotten is dropped, without the lock: see `Booking`.
+        let mut departures = Vec::new();
+        let (mut forgotten, mut on_disk) = (Vec::new(), Vec::new());
         let mut state = self.inner.lock();
         let mut missing: Vec<PartKey> = Vec::new();
         for number in range.start / BLOCK_BYTES..=(range.end - 1) / BLOCK_BYTES {
@@ -167,70 +179,74 @@ impl ReadCache {
                 part: Part::Block(number),
             };
             if past_cache {
-                state.blocks.remove(&key);
-                if let Some(disk) = &self.inner.disk {
-                    disk.remove(&key);
-                }
+                forgotten.extend(state.blocks.remove(&key));
+                on_disk.push(key.clone());
             } else if let Some(seat) = state.flights.join(&key) {
                 stats.read_cache_joins.increment();
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
                 read.pieces.push_back(Piece::Coming(seat));
                 continue;
             } else if let Some(bytes) = state.blocks.get(&key) {
                 stats.read_cache_hits.increment();
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
                 read.pieces.push_back(Piece::Here(bytes));
                 continue;
             } else if let Some(disk) = &self.inner.disk
                 && disk.has(&key)
             {
-                self.bring(&mut state, &mut read, &mut missing, past_cache);
-                let fetch = fetch::from_disk(Arc::clone(&self.inner), key.clone());
-                let seats = state.flights.start(&self.inner, vec![key], true, fetch);
+                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
+                let keys = vec![key];
+                let (seats, booking) = state.flights.book(&self.inner, &keys, true);
                 read.pieces.extend(seats.into_iter().map(Piece::Coming));
+                departures.push((booking, keys, Source::Disk));
                 continue;
             }
             stats.read_cache_misses.increment();
             missing.push(key);
         }
-        self.bring(&mut state, &mut read, &mut missing, past_cache);
+        departures.extend(self.book(&mut state, &mut read, &mut missing, !past_cache));
+        drop(state);
+        drop(forgotten);
+        if let Some(disk) = &self.inner.disk {
+            on_disk.iter().for_each(|key| disk.remove(key));
+        }
+        for (booking, keys, source) in departures {
+            let inner = Arc::clone(&self.inner);
+            booking.depart(|landing| fetch::bring(inner, reader, keys, source, landing));
+        }
         read
     }
 
-    /// One request for blocks that follow each other.
-    fn bring(
+    /// Seats in one request for blocks that follow each other.
+    fn book(
         &self,
         state: &mut State,
         read: &mut RangeRead,
         missing: &mut Vec<PartKey>,
-        past_cache: bool,
-    ) {
+        keep: bool,
+    ) -> Option<(Booking, Vec<PartKey>, Source)> {
         if missing.is_empty() {
-            return;
+            return None;
         }
         let keys = std::mem::take(missing);
-        let fetch = fetch::blocks(Arc::clone(&self.inner), keys.clone());
-        let seats = (state.flights).start(&self.inner, keys, !past_cache, fetch);
+        let (seats, booking) = state.flights.book(&self.inner, &keys, keep);
         read.pieces.extend(seats.into_iter().map(Piece::Coming));
+        Some((booking, keys, Source::Store))
     }
 
-    /// The index of a fragment: its bytes from `range.start` on, of which at most as many as the range has.
+    /// The index of a fragment: its bytes from `range.start` on, of which at most as many as the range has. Until it is here,
+    /// `alive` is called now and then as long as the store is not to blame.
     pub(crate) async fn index(
         &self,
+        reader: u64,
         object: &Arc<str>,
         range: Range<u64>,
         past_cache: bool,
+        alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
-        let key = PartKey {
-            object: Arc::clone(object),
-            part: Part::Index(range.start),
-        };
         let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let (tier, name) = (Arc::clone(&self.inner.tier), Arc::clone(object));
         let bytes = self
-            .look_up(key, past_cache, async move {
-                tier.get_range(&name, range).await
-            })
+            .look_up(reader, object, Some(range), past_cache, alive)
             .await?;
         Ok(bytes.slice(..bytes.len().min(length)))
     }
@@ -238,28 +254,27 @@ impl ReadCache {
     /// A group of manifest entries.
     pub(crate) async fn group(
         &self,
+        reader: u64,
         object: &Arc<str>,
         past_cache: bool,
+        alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
-        let key = PartKey {
-            object: Arc::clone(object),
-            part: Part::Whole,
-        };
-        let (tier, name) = (Arc::clone(&self.inner.tier), Arc::clone(object));
-        self.look_up(key, past_cache, async move {
-            tier.get(&name, GROUP_BYTES_MAX).await
-        })
-        .await
+        self.look_up(reader, object, None, past_cache, alive).await
     }
 
     /// The index of a fragment that was stored just now: whoever attaches near the tail does not have to fetch it.
     pub(crate) fn remember_index(&self, object: &str, start: u64, index: &[u8]) {
+        let Some(memory) = self.inner.memory.try_take(index.len() as u64) else {
+            return;
+        };
         let key = PartKey {
             object: Arc::from(object),
             part: Part::Index(start),
         };
+        // A copy of megabytes is not made while others wait for the lock.
+        let index = Held::plain(Bytes::copy_from_slice(index), memory);
         let mut state = self.inner.lock();
-        let pushed_out = state.lookups.put(key, Bytes::copy_from_slice(index));
+        let pushed_out = state.lookups.put(key, index);
         self.inner.count_cached(&state);
         drop(state);
         drop(pushed_out);
@@ -267,15 +282,24 @@ impl ReadCache {
 
     async fn look_up(
         &self,
-        key: PartKey,
+        reader: u64,
+        object: &Arc<str>,
+        range: Option<Range<u64>>,
         past_cache: bool,
-        request: impl Future<Output = Result<Bytes, StoreError>> + Send + 'static,
+        alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
+        let key = PartKey {
+            object: Arc::clone(object),
+            part: range
+                .as_ref()
+                .map_or(Part::Whole, |range| Part::Index(range.start)),
+        };
         let stats = &self.inner.stats;
-        let seat = {
+        let mut forgotten = None;
+        let (seat, booking) = {
             let mut state = self.inner.lock();
             if past_cache {
-                state.lookups.remove(&key);
+                forgotten = state.lookups.remove(&key);
             } else if let Some(bytes) = state.lookups.get(&key) {
                 stats.read_lookup_hits.increment();
                 return Ok(bytes);
@@ -284,18 +308,23 @@ impl ReadCache {
             match joined {
                 Some(seat) => {
                     stats.read_cache_joins.increment();
-                    Some(seat)
+                    (Some(seat), None)
                 }
                 None => {
                     stats.read_lookup_misses.increment();
-                    let fetch = fetch::lookup(Arc::clone(&self.inner), request);
-                    let seats = (state.flights).start(&self.inner, vec![key], !past_cache, fetch);
-                    seats.into_iter().next()
+                    let (mut seats, booking) = state.flights.book(&self.inner, &[key], !past_cache);
+                    (seats.pop(), Some(booking))
                 }
             }
         };
+        drop(forgotten);
+        if let Some(booking) = booking {
+            let inner = Arc::clone(&self.inner);
+            let object = Arc::clone(object);
+            booking.depart(|landing| fetch::lookup(inner, reader, object, range, landing));
+        }
         match seat {
-            Some(seat) => seat.landed().await,
+            Some(seat) => seat.landed(alive).await,
             None => Err(flights::lost()),
         }
     }
@@ -307,13 +336,12 @@ impl ReadCache {
     }
 }
 
-const fn split(capacity_bytes: u64) -> (u64, u64) {
-    let lookups = capacity_bytes / LOOKUPS_SHARE;
-    let idle = idle_blocks(capacity_bytes) as u64 * BLOCK_BYTES;
-    (capacity_bytes - lookups - idle, lookups)
+/// What is left of a node's read memory for bytes when buffers wait empty for the next ones.
+pub(crate) const fn budget_bytes(read_memory_bytes: u64) -> u64 {
+    read_memory_bytes - idle_blocks(read_memory_bytes) as u64 * BLOCK_BYTES
 }
 
-/// Blocks whose memory is kept while nothing is in it, of the cache's own part.
+/// Blocks whose memory is kept while nothing is in it.
 const fn idle_blocks(capacity_bytes: u64) -> usize {
     let share = capacity_bytes / IDLE_SHARE / BLOCK_BYTES;
     if share < IDLE_BLOCKS_MAX {
@@ -321,6 +349,13 @@ const fn idle_blocks(capacity_bytes: u64) -> usize {
     } else {
         IDLE_BLOCKS_MAX as usize
     }
+}
+
+/// Where a flight goes.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Store,
+    Disk,
 }
 
 enum Piece {
@@ -337,8 +372,12 @@ pub(crate) struct RangeRead {
 }
 
 impl RangeRead {
-    /// The next bytes. `None` after the last; before the range's end only where the object ends.
-    pub(crate) async fn next(&mut self) -> Option<Result<Bytes, StoreError>> {
+    /// The next bytes. `None` after the last; before the range's end only where the object ends. Until they are here, `alive` is
+    /// called now and then as long as the store is not to blame.
+    pub(crate) async fn next(
+        &mut self,
+        alive: &(dyn Fn() + Sync),
+    ) -> Option<Result<Bytes, StoreError>> {
         let Some(piece) = self.pieces.pop_front() else {
             // An empty range is an error of the caller, as it is for the store.
             return std::mem::take(&mut self.is_new).then(|| Err(outside()));
@@ -346,7 +385,7 @@ impl RangeRead {
         let is_first = std::mem::take(&mut self.is_new);
         let landed = match piece {
             Piece::Here(bytes) => Ok(bytes),
-            Piece::Coming(seat) => seat.landed().await,
+            Piece::Coming(seat) => seat.landed(alive).await,
         };
         let block = match landed {
             Ok(block) => block,

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::clock::Clock;
 use crate::remote_tier::gate::Gate;
 use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
 
@@ -21,6 +22,7 @@ struct World {
     faults: Arc<Faulty>,
     gate: Arc<Gate>,
     stats: Arc<Stats>,
+    read_memory: ReadMemory,
     cache: ReadCache,
     object: Arc<str>,
     bytes: Bytes,
@@ -41,9 +43,11 @@ impl World {
         let faults = Arc::new(Faulty::new(Arc::clone(&memory) as Arc<_>));
         let gate = Gate::new(Arc::clone(&faults) as Arc<_>, open);
         let stats = Arc::new(Stats::default());
+        // The cache may keep it all, and never makes anybody wait.
+        let read_memory = ReadMemory::new(capacity_bytes, Clock::start(), Arc::clone(&stats));
         let cache = ReadCache::new(
             Arc::clone(&gate) as Arc<_>,
-            capacity_bytes,
+            read_memory.clone(),
             disk,
             Arc::clone(&stats),
         );
@@ -52,6 +56,7 @@ impl World {
             faults,
             gate,
             stats,
+            read_memory,
             cache,
             object: Arc::from("object"),
             bytes,
@@ -59,7 +64,7 @@ impl World {
     }
 
     fn range(&self, range: Range<usize>) -> RangeRead {
-        (self.cache).range(&self.object, range.start as u64..range.end as u64, false)
+        (self.cache).range(1, &self.object, range.start as u64..range.end as u64, false)
     }
 
     async fn read(&self, range: Range<usize>) -> Result<Bytes, StoreErrorKind> {
@@ -77,7 +82,7 @@ impl World {
 
 async fn collect(mut read: RangeRead) -> Result<Bytes, StoreErrorKind> {
     let mut whole = Vec::new();
-    while let Some(piece) = read.next().await {
+    while let Some(piece) = read.next(&|| ()).await {
         whole.extend_from_slice(&piece.map_err(|error| error.kind())?);
     }
     Ok(whole.into())
@@ -190,14 +195,14 @@ async fn what_came_before_an_answer_broke_off_is_kept() {
     world.faults.inject(fault);
     let mut read = world.range(0..4 * BLOCK);
     for number in 0..2 {
-        let piece = read.next().await.and_then(Result::ok);
+        let piece = read.next(&|| ()).await.and_then(Result::ok);
         assert_eq!(
             piece,
             Some(world.bytes.slice(number * BLOCK..(number + 1) * BLOCK))
         );
     }
-    assert!(read.next().await.is_some_and(|piece| piece.is_err()));
-    assert!(read.next().await.is_none());
+    assert!(read.next(&|| ()).await.is_some_and(|piece| piece.is_err()));
+    assert!(read.next(&|| ()).await.is_none());
     assert_eq!(world.read(0..4 * BLOCK).await, Ok(world.bytes.clone()));
     assert_eq!(world.asked()[1..], [2 * BLOCK_BYTES..4 * BLOCK_BYTES]);
 }
@@ -222,7 +227,7 @@ async fn past_the_cache_is_past_what_is_kept_and_past_what_is_on_its_way_and_is_
         Ok(spoilt),
         "nobody has noticed"
     );
-    let past = (world.cache).range(&world.object, 0..2 * BLOCK_BYTES, true);
+    let past = (world.cache).range(1, &world.object, 0..2 * BLOCK_BYTES, true);
     assert_eq!(collect(past).await, Ok(world.bytes.clone()));
     assert_eq!(world.asked().len(), 2);
     assert_eq!(world.read(0..2 * BLOCK).await, Ok(world.bytes.clone()));
@@ -230,28 +235,35 @@ async fn past_the_cache_is_past_what_is_kept_and_past_what_is_on_its_way_and_is_
 }
 
 #[tokio::test]
-async fn memory_is_bounded_and_follows_its_capacity() {
+async fn memory_is_bounded_and_what_is_in_use_is_not_given_up() {
     let world = World::new(40 * BLOCK, true, 8 * BLOCK_BYTES, None);
-    for number in 0..40 {
+    let first = world.read(0..BLOCK).await;
+    let seen = (world.range(0..BLOCK).next(&|| ()).await).and_then(Result::ok);
+    for number in 1..40 {
         let range = number * BLOCK..(number + 1) * BLOCK;
         assert_eq!(
             world.read(range.clone()).await,
             Ok(world.bytes.slice(range))
         );
-        assert!(world.stats.read_cache_bytes.get() <= 8 * BLOCK as i64);
+        assert!(world.read_memory.used_bytes() <= 8 * BLOCK_BYTES);
     }
     assert!(world.stats.read_cache_bytes.get() > 5 * BLOCK as i64);
-    world.cache.set_capacity(0);
-    assert_eq!(world.stats.read_cache_bytes.get(), 0);
-    assert_eq!(world.read(0..9).await, Ok(world.bytes.slice(0..9)));
-    assert_eq!(world.stats.read_cache_bytes.get(), 0);
+    assert_eq!(world.asked().len(), 40);
+    // It was read longest ago, and somebody has it.
+    assert_eq!(world.read(0..BLOCK).await, first);
+    assert_eq!(world.asked().len(), 40);
+    drop((seen, first));
+    assert_eq!(world.read_memory.used_bytes(), 8 * BLOCK_BYTES);
 }
 
 #[tokio::test]
 async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
     let world = World::new(1000, true, PLENTY, None);
     for _ in 0..3 {
-        let index = world.cache.index(&world.object, 900..2000, false).await;
+        let index = world
+            .cache
+            .index(1, &world.object, 900..2000, false, &|| ())
+            .await;
         assert_eq!(index, Ok(world.bytes.slice(900..)));
     }
     assert_eq!(world.asked().len(), 1);
@@ -260,13 +272,16 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
         .remember_index("written", 77, &world.bytes[..40]);
     let index = world
         .cache
-        .index(&Arc::from("written"), 77..117, false)
+        .index(1, &Arc::from("written"), 77..117, false, &|| ())
         .await;
     assert_eq!(index, Ok(world.bytes.slice(..40)));
     assert_eq!(world.asked().len(), 1);
     assert_eq!(world.stats.read_lookup_hits.get(), 3);
     // What turned out to be damaged is asked of the store.
-    let index = world.cache.index(&world.object, 900..2000, true).await;
+    let index = world
+        .cache
+        .index(1, &world.object, 900..2000, true, &|| ())
+        .await;
     assert_eq!(index, Ok(world.bytes.slice(900..)));
     assert_eq!(world.asked().len(), 2);
 }
@@ -275,10 +290,10 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
 async fn a_group_is_fetched_once_and_an_error_is_not_kept() {
     let world = World::new(1000, true, PLENTY, None);
     let group: Arc<str> = Arc::from("group");
-    assert!(world.cache.group(&group, false).await.is_err());
+    assert!(world.cache.group(1, &group, false, &|| ()).await.is_err());
     world.memory.insert("group", world.bytes.clone());
     for _ in 0..3 {
-        let read = world.cache.group(&group, false).await;
+        let read = world.cache.group(1, &group, false, &|| ()).await;
         assert_eq!(read, Ok(world.bytes.clone()));
     }
     let gets = world.faults.requests();
@@ -301,10 +316,12 @@ async fn until_on_disk(world: &World, bytes: i64) {
 async fn what_memory_is_too_small_for_comes_from_disk() {
     let folder = tempfile::tempdir().expect("a folder");
     let disk = Some((folder.path(), 100 * BLOCK_BYTES));
-    let world = World::new(6 * BLOCK + 50, true, 0, disk);
+    let world = World::new(6 * BLOCK + 50, true, 7 * BLOCK_BYTES, disk);
+    let forget = || world.cache.inner.evict(u64::MAX);
     let end = world.bytes.len();
     assert_eq!(world.read(0..end).await, Ok(world.bytes.clone()));
     until_on_disk(&world, end as i64).await;
+    forget();
     assert_eq!(world.read(5..end).await, Ok(world.bytes.slice(5..)));
     assert_eq!(world.asked().len(), 1);
     assert_eq!(world.stats.read_cache_disk_hits.get(), 7);
@@ -317,6 +334,7 @@ async fn what_memory_is_too_small_for_comes_from_disk() {
         damaged += 1;
     }
     assert_eq!(damaged, 7);
+    forget();
     assert_eq!(world.read(0..end).await, Ok(world.bytes.clone()));
     assert_eq!(world.stats.read_cache_disk_errors.get(), 7);
 }
@@ -326,7 +344,7 @@ async fn the_disk_is_bounded_and_what_an_earlier_life_left_is_deleted() {
     let folder = tempfile::tempdir().expect("a folder");
     for life in 0..2 {
         let disk = Some((folder.path(), 4 * BLOCK_BYTES));
-        let world = World::new(16 * BLOCK, true, 0, disk);
+        let world = World::new(16 * BLOCK, true, BLOCK_BYTES, disk);
         for number in 0..16 {
             let range = number * BLOCK..(number + 1) * BLOCK;
             assert_eq!(
@@ -350,15 +368,74 @@ async fn the_disk_is_bounded_and_what_an_earlier_life_left_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_cannot_be_used_does_no_harm() {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let world = World::new(20 * BLOCK, true, 0, Some((file.path(), PLENTY)));
+    let world = World::new(
+        20 * BLOCK,
+        true,
+        20 * BLOCK_BYTES,
+        Some((file.path(), PLENTY)),
+    );
     for _ in 0..2 {
         let read = world.read(0..20 * BLOCK).await;
         assert_eq!(read, Ok(world.bytes.clone()));
+        world.cache.inner.evict(u64::MAX);
     }
     while world.stats.read_cache_disk_errors.get() == 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.stats.read_cache_disk_bytes.get(), 0);
+}
+
+/// Lets every thread go that waits for a writer.
+struct Fifos(Vec<std::path::PathBuf>);
+
+impl Drop for Fifos {
+    fn drop(&mut self) {
+        use std::os::unix::fs::OpenOptionsExt;
+        for file in &self.0 {
+            // Not blocking: nobody may be waiting here.
+            let mut writer = std::fs::OpenOptions::new();
+            writer.write(true).custom_flags(0o4000).open(file).ok();
+        }
+    }
+}
+
+/// A FIFO in place of a block's file: opening it blocks its thread until the test writes to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_hangs_costs_its_cache_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk = Some((folder.path(), 100 * BLOCK_BYTES));
+    let world = World::new(20 * BLOCK, true, 20 * BLOCK_BYTES, disk);
+    let end = world.bytes.len();
+    assert_eq!(world.read(0..end).await, Ok(world.bytes.clone()));
+    until_on_disk(&world, end as i64).await;
+    let files = walk(folder.path());
+    for file in &files {
+        std::fs::remove_file(file).expect("removed");
+        let made = std::process::Command::new("mkfifo").arg(file).status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let _fifos = Fifos(files);
+    world.cache.inner.evict(u64::MAX);
+    // Each block by somebody who goes away at once, and then all of them by one who stays.
+    for number in 0..20 {
+        let mut read = world.range(number * BLOCK..(number + 1) * BLOCK);
+        let alive = || ();
+        let next = read.next(&alive);
+        tokio::time::timeout(std::time::Duration::from_millis(1), next)
+            .await
+            .ok();
+    }
+    let asked_before = world.asked().len();
+    let read = tokio::time::timeout(std::time::Duration::from_secs(10), world.read(0..end));
+    assert_eq!(
+        read.await.expect("the store answers"),
+        Ok(world.bytes.clone())
+    );
+    assert!(world.asked().len() > asked_before);
+    assert_eq!(world.stats.read_cache_disk_unusable.get(), 1);
+    assert_eq!(world.stats.read_cache_disk_bytes.get(), 0);
+    let disk = world.cache.inner.disk.as_ref().expect("a disk");
+    assert!(disk.threads_at_work() <= DISK_THREADS_MAX);
 }
 
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -371,6 +448,61 @@ fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
         }
     }
     files
+}
+
+/// Says when it is dropped.
+struct Marker(std::sync::mpsc::Sender<()>);
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // The test may be over.
+        self.0.send(()).ok();
+    }
+}
+
+/// A runtime that has begun to close drops a future where it is spawned: here, while a reader asks for what is missing.
+#[test]
+fn asking_on_a_runtime_that_is_being_closed_comes_back_and_leaves_nothing_behind() {
+    const SOON: std::time::Duration = std::time::Duration::from_secs(5);
+    for lookup in [false, true] {
+        let world = World::new(8 * BLOCK, false, PLENTY, None);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (is_asking, asks) = std::sync::mpsc::channel();
+        let (closes, is_closing) = std::sync::mpsc::channel();
+        let (came_back, is_back) = std::sync::mpsc::channel();
+        let (dropped, is_dropped) = std::sync::mpsc::channel();
+        let marker = Marker(dropped);
+        runtime.spawn(async move {
+            let _marker = marker;
+            std::future::pending::<()>().await;
+        });
+        let (cache, object) = (world.cache.clone(), Arc::clone(&world.object));
+        runtime.spawn(async move {
+            is_asking.send(()).expect("the test waits");
+            is_closing.recv().expect("the test goes on");
+            if lookup {
+                // In the same poll; the answer never comes.
+                let index = cache.index(1, &object, 0..100, false, &|| ());
+                let waits = std::pin::pin!(index);
+                let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+                let _ = waits.poll(&mut context);
+            } else {
+                drop(cache.range(1, &object, 0..4 * BLOCK_BYTES, false));
+            }
+            came_back.send(()).expect("the test waits");
+        });
+        asks.recv_timeout(SOON).expect("a thread asks");
+        runtime.shutdown_background();
+        is_dropped.recv_timeout(SOON).expect("tasks are dropped");
+        closes.send(()).expect("the thread waits");
+        is_back.recv_timeout(SOON).expect("no deadlock");
+        assert_eq!(world.cache.pending(), 0);
+        assert!(world.asked().is_empty());
+    }
 }
 
 /// One step of a reader: a range, and after how many pieces it goes away.
@@ -406,7 +538,8 @@ proptest! {
     fn the_cache_gives_the_bytes_that_the_store_gives(
         readers in steps(),
         faults in prop::collection::vec((0_usize..3, 0_usize..3 * BLOCK), 0..6),
-        capacity_blocks in 0_u64..12,
+        // The longest range of a step has five blocks.
+        capacity_blocks in 6_u64..12,
         with_disk in any::<bool>(),
         length in 5 * BLOCK..5 * BLOCK + 2000,
     ) {
@@ -435,14 +568,14 @@ proptest! {
                     for step in steps {
                         let range = step.start as u64..(step.start + step.length) as u64;
                         let truth = (world.memory).get_range("object", range.clone()).await;
-                        let mut read = world.cache.range(&world.object, range, step.past_cache);
+                        let mut read = world.cache.range(1, &world.object, range, step.past_cache);
                         let (mut seen, mut pieces) = (Vec::new(), 0);
                         let ended = loop {
                             if step.gives_up_after == Some(pieces) {
                                 break Ok(false);
                             }
                             pieces += 1;
-                            match read.next().await {
+                            match read.next(&|| ()).await {
                                 Some(Ok(piece)) => seen.extend_from_slice(&piece),
                                 Some(Err(error)) => break Err(error.kind()),
                                 None => break Ok(true),

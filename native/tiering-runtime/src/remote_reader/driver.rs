@@ -4,7 +4,6 @@
 //! also one whose task died. An idle reader has no timer and no open request.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,35 +13,41 @@ use tiering_core::remote_reader::{
     RemoteReader, Settings, Start,
 };
 use tiering_core::replica_reader::Failure;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::handle::{Outlet, Wake, closed};
-use super::memory::{FLOOR_BYTES, ReadMemory, Share};
+use super::handle::{Outlet, closed};
 use crate::clock::random_u64;
 use crate::engine::Shared;
 use crate::manifests::ManifestState;
 use crate::read_cache::BLOCK_BYTES;
+use crate::read_memory::{Lender, ReadMemory, Registration};
 use crate::remote_tier::{StoreError, failure};
 use crate::settings::Config;
 
 /// How long a look-up of a manifest that is not known waits for it to become known. The machine counts the attempts.
 const MANIFEST_WAIT: Duration = Duration::from_secs(1);
 
+/// The first request of a reader: two blocks, so that one that begins at the end of a block has at least a whole one.
+const FIRST_REQUEST_BYTES: u64 = 2 * BLOCK_BYTES;
+
+/// Of the node's memory one request may have this part, and one reader this part for what it fetches ahead.
+const REQUEST_SHARE: u64 = 8;
+const READER_SHARE: u64 = 2;
+
 /// A machine's settings from the engine's.
 fn machine_settings(config: &Config, memory: &ReadMemory) -> Settings {
+    // A single reader must not be promised more than all of them may have.
+    let share = |part: u64| (memory.capacity_bytes() / part).max(BLOCK_BYTES);
     Settings {
-        read_request_bytes: config.read_request_size_bytes,
-        // A single reader must not be promised more than all of them may have.
-        read_ahead_bytes: config.read_ahead_bytes.min(memory.capacity_bytes()),
-        first_request_bytes: FLOOR_BYTES,
+        read_request_bytes: config.read_request_size_bytes.min(share(REQUEST_SHARE)),
+        read_ahead_bytes: config.read_ahead_bytes.min(share(READER_SHARE)),
+        first_request_bytes: FIRST_REQUEST_BYTES,
         block_bytes: BLOCK_BYTES,
         verify_crc: config.verify_crc_on_read,
         ..Settings::default()
     }
 }
-
-type WaitingGrant = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
 
 /// The driver; see the module's page.
 pub(super) struct Driver {
@@ -50,15 +55,13 @@ pub(super) struct Driver {
     shared: Arc<Shared>,
     stream_id: Arc<str>,
     outlet: Arc<Outlet>,
-    wake: Arc<dyn Wake>,
     tasks: JoinSet<Event>,
     /// Id of the request by task, to answer for a task that died.
     requests: HashMap<Id, u64>,
     aborts: HashMap<u64, AbortHandle>,
-    share: Share,
-    /// After the share: the cache gets what it leaves.
-    _fit: FitCache,
-    waiting_grant: Option<(u64, WaitingGrant)>,
+    /// Which one, to the node's memory.
+    reader: u64,
+    registration: Option<Registration>,
     /// Parts of answers, from the tasks. Bounded by what the machine has asked for.
     parts: mpsc::UnboundedReceiver<Event>,
     parts_sender: mpsc::UnboundedSender<Event>,
@@ -73,10 +76,7 @@ impl Driver {
         stream_id: &str,
         start: Start,
         outlet: Arc<Outlet>,
-        wake: Arc<dyn Wake>,
     ) -> Self {
-        let share = shared.read_memory.share();
-        shared.fit_cache();
         let settings = machine_settings(&shared.config, &shared.read_memory);
         let machine = RemoteReader::new(shared.clock.now_ms(), settings, start, random_u64());
         shared.stats.remote_readers.increment();
@@ -85,13 +85,11 @@ impl Driver {
             machine,
             stream_id: Arc::from(stream_id),
             outlet,
-            wake,
             tasks: JoinSet::new(),
             requests: HashMap::new(),
             aborts: HashMap::new(),
-            share,
-            _fit: FitCache(Arc::clone(&shared)),
-            waiting_grant: None,
+            reader: shared.read_memory.next_reader(),
+            registration: None,
             parts,
             parts_sender,
             fair_bytes: settings.read_ahead_bytes,
@@ -102,6 +100,8 @@ impl Driver {
 
     /// Runs until the machine ends or the handle is dropped.
     pub(super) async fn run(mut self) {
+        let lender: Arc<dyn Lender> = Arc::clone(&self.outlet) as _;
+        self.registration = Some(self.shared.read_memory.register(self.reader, lender));
         self.run_effects();
         while !self.machine.is_finished() {
             let event = self.next_event().await;
@@ -147,15 +147,38 @@ impl Driver {
                 None
             }
             () = self.outlet.taken.notified() => {
-                let (chunks, bytes) = self.outlet.lock().drain_taken();
-                (chunks > 0).then_some(Event::Consumed { chunks, bytes })
-            }
-            (bytes, permit) = granted(&mut self.waiting_grant) => {
-                self.waiting_grant = None;
-                self.share.grant(permit?, bytes);
-                Some(Event::Granted { bytes })
+                self.consumer_did_something();
+                None
             }
             () = sleep_until(deadline) => Some(Event::Tick),
+        }
+    }
+
+    /// It took chunks, or asks again; or others need the memory of what it did not take.
+    fn consumer_did_something(&mut self) {
+        let given_back = self.outlet.give_back();
+        let (chunks, bytes) = self.outlet.lock().drain_taken();
+        if chunks > 0 {
+            self.handle(Event::Consumed { chunks, bytes });
+        }
+        if let Some((chunks, wanted)) = given_back {
+            // What came and was not looked at yet is not wanted either.
+            self.pass_parts_on();
+            if self.machine.is_finished() {
+                // They come before its end, and the consumer may have asked in between.
+                let mut queue = self.outlet.lock();
+                let wake = (chunks.into_iter()).fold(false, |wake, chunk| queue.push(chunk) | wake);
+                drop(queue);
+                if wake {
+                    self.outlet.wake();
+                }
+                return;
+            }
+            let first = (chunks.front()).map(|chunk| (chunk.header.chunk_id, chunk.position));
+            self.handle(Event::TakenBack { first, wanted });
+        }
+        if self.outlet.asks_again() {
+            self.handle(Event::Wanted);
         }
     }
 
@@ -210,8 +233,6 @@ impl Driver {
                         abort.abort();
                     }
                 }
-                Effect::Reserve { bytes } => self.reserve(bytes),
-                Effect::Release { bytes } => self.share.release(bytes),
                 Effect::Alarm { kind, offset } => {
                     self.shared.alarms.raise(&self.stream_id, offset, kind);
                 }
@@ -235,9 +256,16 @@ impl Driver {
             }
         }
         self.count();
+        self.holds(self.machine.outstanding_bytes());
         if wake {
-            self.wake.wake();
+            self.outlet.wake();
         }
+    }
+
+    fn holds(&self, bytes: u64) {
+        let gauge = &self.shared.stats.read_memory_reserved_bytes;
+        gauge.add(bytes);
+        gauge.subtract(self.outlet.holds(bytes));
     }
 
     fn refresh_manifest(&mut self, id: u64) {
@@ -271,8 +299,9 @@ impl Driver {
         let keys = &self.shared.keys;
         let key = keys.group(&self.stream_id, group.kind, group.first_offset, group.uid);
         let (cache, key) = (self.shared.read_cache.clone(), Arc::from(key));
+        let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            fetched(id, cache.group(&key, past_cache).await)
+            fetched(id, cache.group(reader, &key, past_cache, &alive).await)
         });
     }
 
@@ -284,8 +313,12 @@ impl Driver {
         past_cache: bool,
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
+        let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            fetched(id, cache.index(&key, range, past_cache).await)
+            fetched(
+                id,
+                cache.index(reader, &key, range, past_cache, &alive).await,
+            )
         });
     }
 
@@ -298,10 +331,11 @@ impl Driver {
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let parts = self.parts_sender.clone();
+        let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            let mut read = cache.range(&key, range, past_cache);
+            let mut read = cache.range(reader, &key, range, past_cache);
             loop {
-                match read.next().await {
+                match read.next(&alive).await {
                     // The driver is there as long as its tasks are.
                     Some(Ok(bytes)) => drop(parts.send(Event::Part { id, bytes })),
                     Some(Err(error)) => return fetched(id, Err(error)),
@@ -309,6 +343,12 @@ impl Driver {
                 }
             }
         });
+    }
+
+    /// What a request says while it waits for us, or for a slow line.
+    fn alive(&self, id: u64) -> impl Fn() + Send + Sync + 'static {
+        let parts = self.parts_sender.clone();
+        move || drop(parts.send(Event::Alive { id }))
     }
 
     fn key_of(&self, fragment: &FragmentRef) -> Arc<str> {
@@ -321,20 +361,6 @@ impl Driver {
         let abort = self.tasks.spawn(request);
         self.requests.insert(abort.id(), id);
         self.aborts.insert(id, abort);
-    }
-
-    fn reserve(&mut self, bytes: u64) {
-        match self.share.try_reserve(bytes) {
-            Some(permit) => {
-                self.share.grant(permit, bytes);
-                self.machine
-                    .handle(self.shared.clock.now_ms(), Event::Granted { bytes });
-            }
-            None => {
-                self.waiting_grant = Some((bytes, Box::pin(self.share.reserve(bytes))));
-                self.handle(Event::Deferred);
-            }
-        }
     }
 
     fn count(&mut self) {
@@ -357,17 +383,10 @@ impl Driver {
     }
 }
 
-struct FitCache(Arc<Shared>);
-
-impl Drop for FitCache {
-    fn drop(&mut self) {
-        self.0.fit_cache();
-    }
-}
-
 impl Drop for Driver {
     fn drop(&mut self) {
         self.shared.stats.remote_readers.subtract(1);
+        self.holds(0);
         // A consumer must not wait for a driver that is gone; one that closed by itself does not wait.
         let finish = if std::thread::panicking() {
             Finish::Failed {
@@ -379,7 +398,7 @@ impl Drop for Driver {
         };
         let wake = self.outlet.lock().finish(finish);
         if wake {
-            self.wake.wake();
+            self.outlet.wake();
         }
     }
 }
@@ -389,13 +408,6 @@ fn fetched(id: u64, outcome: Result<Bytes, StoreError>) -> Event {
     Event::Fetched {
         id,
         outcome: outcome.map_err(|error| failure(&error)),
-    }
-}
-
-async fn granted(waiting: &mut Option<(u64, WaitingGrant)>) -> (u64, Option<OwnedSemaphorePermit>) {
-    match waiting {
-        Some((bytes, grant)) => (*bytes, grant.await),
-        None => std::future::pending().await,
     }
 }
 

@@ -1,6 +1,6 @@
-//! Remote reads: one driver task per reader, one byte budget for all of them.
+//! Remote reads: one driver task per reader.
 //!
-//! Owns the requests, timers and memory of readers, and the hand-over of chunks to consumers. Does not own any decision about
+//! Owns the requests and timers of readers, and the hand-over of chunks to consumers. Does not own any decision about
 //! what is read when (`tiering_core::remote_reader` does), nor what a consumer is: it is a [`Wake`] here.
 //!
 //! A consumer's read takes a lock that is held for the time of a queue operation only; bytes are parsed and checked outside it.
@@ -8,7 +8,6 @@
 mod alarms;
 mod driver;
 mod handle;
-mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -16,4 +15,3 @@ pub use handle::{ReaderHandle, Wake};
 pub use tiering_core::remote_reader::{FailureKind, Parts, ReadOutcome, Start};
 
 pub(crate) use alarms::Alarms;
-pub(crate) use memory::ReadMemory;

@@ -19,6 +19,7 @@ mod error;
 #[cfg(test)]
 pub(crate) mod gate;
 mod instrumented;
+mod limited;
 mod meaning;
 mod proving;
 mod retrying;
@@ -28,6 +29,7 @@ pub mod testing;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use instrumented::Instrumented;
+pub use limited::{CONTROL_REQUESTS_MAX, Limited};
 pub(crate) use meaning::failure;
 pub use proving::Proving;
 pub use retrying::{Retrying, RetryingPolicy};

@@ -140,13 +140,11 @@ fn read_all(line: Line, consumer_bytes_per_ms: u64) -> Outcome {
                     let outcome = Ok(Bytes::new());
                     at(end_ms, Event::Fetched { id, outcome });
                 }
-                Effect::Reserve { bytes } => at(now_ms, Event::Granted { bytes }),
                 Effect::Deliver(chunk) => {
                     let bytes = chunk.bytes.len() as u64;
                     consumer_free_ms = now_ms.max(consumer_free_ms) + bytes / consumer_bytes_per_ms;
                     at(consumer_free_ms, Event::Consumed { chunks: 1, bytes });
                 }
-                Effect::Release { .. } => {}
                 Effect::Finish(finish) => {
                     let next_offset = root.next_offset;
                     assert_eq!(finish, Finish::Local { next_offset });
@@ -216,10 +214,11 @@ fn a_line_that_a_few_connections_fill_gets_a_few() {
         10_000_000,
     );
     assert!(outcome.bytes_per_s > 85_000_000, "{}", outcome.bytes_per_s);
-    // The search may go past it, in front of a line that it does not know.
+    // The search may go past it, in front of a line that it does not know; and the end of an answer comes after its last bytes,
+    // at which the next one is asked for.
     let (deepest, late) = (outcome.deepest, outcome.deepest_late);
     assert!(
-        deepest <= 16 && late <= 8,
+        deepest <= 17 && late <= 9,
         "{deepest}, later {late} requests at once"
     );
 }
@@ -268,7 +267,6 @@ fn readers_that_began_elsewhere_ask_for_the_same_ranges_soon() {
                     let outcome = Ok(bytes_of(fragment.first_offset, start, end));
                     reader.handle(now_ms, Event::Fetched { id, outcome });
                 }
-                Effect::Reserve { bytes } => reader.handle(now_ms, Event::Granted { bytes }),
                 Effect::Deliver(chunk) => {
                     let bytes = chunk.bytes.len() as u64;
                     reader.handle(now_ms, Event::Consumed { chunks: 1, bytes });

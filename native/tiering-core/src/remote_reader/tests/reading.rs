@@ -117,59 +117,71 @@ fn a_chunk_larger_than_the_read_ahead_is_read() {
 }
 
 #[test]
-fn without_memory_a_reader_goes_on_within_its_first_request() {
-    let mut run = Run::new(long_stream(2, 50), small(), Start::Offset(0));
-    run.auto_grant = false;
-    assert_eq!(
-        run.run_to_the_end(),
-        ReadOutcome::Local { next_offset: 100 }
-    );
-    assert_eq!(run.delivered(), run.world.chunks_from(0));
-    assert!(run.max_outstanding <= 150 + 204, "{}", run.max_outstanding);
-    assert!(run.reserve.is_some(), "it asked all the time");
-}
-
-#[test]
-fn what_is_consumed_gives_memory_back() {
-    let mut run = started(long_stream(1, 200), small_requests());
-    for _ in 0..30 {
-        if run
-            .requests
-            .iter()
-            .any(|request| request.what == What::Range)
-        {
+fn what_is_taken_back_is_fetched_again_when_the_consumer_asks_and_not_before() {
+    for take in 0..12 {
+        let mut run = started(long_stream(6, 4), small_requests());
+        for _ in 0..4 {
             run.answer_truly(What::Range);
+            if run.queue.len() < 8 {
+                run.consume();
+            }
         }
-        run.consume();
-        assert!(run.reader.held_bytes() <= run.reader.outstanding_bytes());
+        for _ in 0..take {
+            let ReadOutcome::Chunk { bytes, .. } = run.queue.take(u64::MAX) else {
+                break;
+            };
+            run.delivered.push_back(bytes.to_bytes());
+        }
+        let asked_before = run.asked.len();
+        run.take_back(false);
+        assert_eq!(run.reader.outstanding_bytes(), 0);
+        assert!(run.requests.is_empty() && run.reader.poll_timeout().is_none());
+        run.handle(Event::Tick);
+        assert_eq!(run.asked.len(), asked_before, "nobody has asked");
+        run.handle(Event::Wanted);
+        assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 24 });
+        assert_eq!(run.delivered(), run.world.chunks_from(0), "after {take}");
     }
 }
 
 #[test]
-fn a_reader_that_waits_for_memory_does_not_sit_on_what_it_has_used_up() {
-    let mut run = started(long_stream(1, 200), small_requests());
-    while run.reader.held_bytes() < 2000 {
-        run.answer_truly(What::Range);
-        run.consume();
+fn what_the_driver_was_not_given_yet_is_taken_back_too() {
+    let mut run = started(long_stream(1, 20), small());
+    let request = run.requests[0].clone();
+    let bytes = run.truth(&request).expect("there");
+    let id = request.id;
+    // Chunks are cut, and their effects are not taken: the memory is wanted back at this very moment.
+    run.requests.clear();
+    let outcome = Ok(bytes);
+    (run.reader).handle(run.now_ms, Event::Fetched { id, outcome });
+    let (first, wanted) = (None, true);
+    run.handle(Event::TakenBack { first, wanted });
+    assert!(run.queue.is_empty());
+    assert_eq!(run.run_to_the_end(), ReadOutcome::Local { next_offset: 20 });
+    assert_eq!(run.delivered(), run.world.chunks_from(0));
+}
+
+#[test]
+fn our_own_queue_is_no_fault_of_the_store() {
+    let mut run = started(long_stream(1, 20), small());
+    let request = run.requests[0].clone();
+    for _ in 0..5 {
+        run.now_ms += 50_000;
+        run.handle(Event::Alive { id: request.id });
+        assert!(run.finish.is_none());
     }
-    run.auto_grant = false;
-    while run
-        .requests
-        .iter()
-        .any(|request| request.what == What::Range)
-    {
-        run.answer_truly(What::Range);
-    }
-    assert!(run.reader.held_bytes() > 0);
-    while run.queue.len() > 1 {
-        assert!(matches!(
-            run.queue.take(u64::MAX),
-            ReadOutcome::Chunk { .. }
-        ));
-        run.report_consumed();
-        assert!(run.reader.held_bytes() <= run.reader.outstanding_bytes());
-    }
-    assert!(run.reserve.is_some(), "it waits");
+    // Of an answer that nobody waits for it says nothing.
+    run.now_ms += 50_000;
+    run.handle(Event::Alive { id: 1_000 });
+    run.now_ms += 10_000;
+    run.handle(Event::Tick);
+    assert!(matches!(
+        run.finish,
+        Some(Finish::Failed {
+            kind: FailureKind::Unavailable,
+            ..
+        })
+    ));
 }
 
 #[test]

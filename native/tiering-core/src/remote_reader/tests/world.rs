@@ -247,9 +247,8 @@ pub struct Run {
     pub requests: Vec<Request>,
     /// Every request so far, but for look-ups of the manifest.
     pub asked: Vec<Request>,
-    pub reserve: Option<u64>,
-    pub auto_grant: bool,
-    pub granted: u64,
+    /// Everything was taken back and the consumer has not asked since.
+    pub rests: bool,
     pub delivered: VecDeque<Bytes>,
     pub finish: Option<Finish>,
     /// What somebody should look at.
@@ -268,9 +267,7 @@ impl Run {
             now_ms: 0,
             requests: Vec::new(),
             asked: Vec::new(),
-            reserve: None,
-            auto_grant: true,
-            granted: 0,
+            rests: false,
             delivered: VecDeque::new(),
             finish: None,
             alarms: Vec::new(),
@@ -347,22 +344,6 @@ impl Run {
                     );
                     continue;
                 }
-                Effect::Reserve { bytes } => {
-                    assert_eq!(self.reserve.replace(bytes), None, "one at a time");
-                    if self.auto_grant {
-                        self.grant();
-                    } else {
-                        self.reader.handle(self.now_ms, Event::Deferred);
-                    }
-                    continue;
-                }
-                Effect::Release { bytes } => {
-                    self.granted = self
-                        .granted
-                        .checked_sub(bytes)
-                        .expect("no more than was granted");
-                    continue;
-                }
                 Effect::Alarm { kind, offset } => {
                     self.alarms.push((kind, offset));
                     continue;
@@ -385,17 +366,21 @@ impl Run {
             self.requests.push(request);
         }
         assert_eq!(invariants::violated(&self.reader), Vec::<&str>::new());
-        if self.finish.is_none() {
-            assert_eq!(self.granted, self.reader.held_bytes());
-        }
         self.max_outstanding = self.max_outstanding.max(self.reader.outstanding_bytes());
     }
 
-    pub fn grant(&mut self) {
-        if let Some(bytes) = self.reserve.take() {
-            self.granted += bytes;
-            self.reader.handle(self.now_ms, Event::Granted { bytes });
+    /// Others need the memory, as the driver says it.
+    pub fn take_back(&mut self, wanted: bool) {
+        if self.finish.is_some() {
+            return;
         }
+        self.report_consumed();
+        let chunks = self.queue.take_all();
+        let first = chunks
+            .front()
+            .map(|chunk| (chunk.header.chunk_id, chunk.position));
+        self.rests = !wanted;
+        self.handle(Event::TakenBack { first, wanted });
     }
 
     /// What the store would say.
@@ -478,9 +463,17 @@ impl Run {
                 ReadOutcome::Chunk { bytes, .. } => self.delivered.push_back(bytes.to_bytes()),
                 outcome => {
                     self.report_consumed();
+                    self.ask();
                     return outcome;
                 }
             }
+        }
+    }
+
+    /// The consumer got nothing.
+    pub fn ask(&mut self) {
+        if std::mem::take(&mut self.rests) && self.finish.is_none() {
+            self.handle(Event::Wanted);
         }
     }
 
