@@ -233,7 +233,7 @@ stats! {
     read_cache_disk_skipped,
     /// Files of blocks that could not be written, or were not what had been written.
     read_cache_disk_errors,
-    /// The disk of blocks does not answer or cannot be written, and is left alone until the engine is opened again (gauge, 0 or 1).
+    /// The disk of blocks does not answer or cannot be written, and is left alone until the engine is opened again: 0 or 1 (gauge).
     read_cache_disk_unusable,
     /// Bytes of the node's read memory that are in use: on their way, held by readers, handed to the host and not let go of, or
     /// kept by the cache until somebody needs them (gauge).
