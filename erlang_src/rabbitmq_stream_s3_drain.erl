@@ -30,7 +30,7 @@ is_complete(Log) ->
             true;
         false ->
             Now = erlang:monotonic_time(millisecond),
-            Next = osiris_log:next_offset(Log),
+            Next = rabbitmq_stream_s3_log_reader:next_offset(Log),
             case get(?KEY(CounterId)) of
                 {Next, Deadline} when Now < Deadline ->
                     ok;

@@ -143,8 +143,8 @@ below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
             ?WAIT:plugin_is_off(Reader);
         unprotected ->
             at_floor(Next, Floor, Reader, Local, Deliver, Left);
-        {error, Kind} ->
-            ?WAIT:failed(Kind, <<"who has the next chunk cannot be found out">>, Reader);
+        {error, {bug, Text}} ->
+            ?WAIT:failed(bug, ["which tier has the next chunk cannot be determined: ", Text], Reader);
         Range ->
             case gap(Range, Floor, IsCertain, Reader) of
                 true ->
@@ -216,8 +216,8 @@ reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
             read(Reader, Local, Deliver, Left - 1);
         {error, closed} ->
             ?WAIT:plugin_is_off(Reader0);
-        {error, Kind} ->
-            ?WAIT:failed(Kind, <<"cannot read from the remote tier">>, Reader0)
+        {error, {bug, Text}} ->
+            ?WAIT:failed(bug, ["a remote reader cannot be opened: ", Text], Reader0)
     end.
 
 %% Final for this handle. A store that has not answered for a minute may answer in the next one: the

@@ -62,8 +62,9 @@ mod tests {
 
     #[test]
     fn a_time_has_the_forms_that_requests_and_answers_have() {
-        let date = http_date(784_887_151_000).expect("a date");
-        assert_eq!(date, "Tue, 15 Nov 1994 08:12:31 GMT");
+        let date = http_date(784_887_151_000);
+        let date = date.as_ref().map(HeaderValue::as_bytes);
+        assert_eq!(date, Some(&b"Tue, 15 Nov 1994 08:12:31 GMT"[..]));
         assert_eq!(signed_ms("19941115T081231Z"), Some(784_887_151_000));
         assert_eq!(signed_ms("yesterday"), None);
         let mut headers = HeaderMap::new();
