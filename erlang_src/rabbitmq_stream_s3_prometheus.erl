@@ -21,7 +21,7 @@ for while it is not there.
 -define(SUPERVISOR, rabbitmq_stream_s3_sup).
 -define(LIBRARY, prometheus_sup).
 -define(COLLECTOR, rabbitmq_stream_s3_prometheus_collector).
--define(LOOK_MS, 2_000).
+-define(LOOK_MS, 500).
 -define(CALL_MS, 5_000).
 
 -doc "Under the plugin's supervisor, also while the plugin is inert.".

@@ -87,13 +87,13 @@ def test_a_commit_that_comes_after_the_next_writer_s_is_refused(cluster, s3):
 
     def asked():
         text = leader.rpc(
-            "[{E, U, R} || {rabbitmq_stream_s3, _, {commit_pointer, E, U, R}} <-"
+            "[{E, U, N, R} || {rabbitmq_stream_s3, _, {commit_pointer, E, U, N, R}} <-"
             f" element(2, process_info({reader}, messages))]."
         )
-        return re.findall(r"\{(\d+), *(\d+), *(\d+)\}", text)
+        return re.findall(r"\{(\d+), *(\d+), *(\d+), *(\d+)\}", text)
 
     (wanted,) = wait_until(asked, 30, "the machine asks for the compare-and-swap")
-    assert int(wanted[0]) == epoch and int(wanted[2]) == revision
+    assert int(wanted[0]) == epoch and int(wanted[3]) == revision
     cluster.move_leader(target)
     cluster.publish(target)
     target.flush_tier(STREAM, cluster.count)

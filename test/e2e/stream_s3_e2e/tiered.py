@@ -85,7 +85,13 @@ class TieredBroker(Broker):
 
     def counter(self, name):
         """A plugin metric of this node, added up over its labels."""
-        return self.metrics().sum(f"rabbitmq_stream_s3_{name}")
+
+        def there():
+            page = self.metrics()
+            # The collector is registered when both plugins run, whichever started first.
+            return page if page.names("rabbitmq_stream_s3_active") else None
+
+        return wait_until(there, 30, "the plugin's metrics are there").sum(f"rabbitmq_stream_s3_{name}")
 
     def versions(self):
         """RabbitMQ, OTP, osiris and plugin versions."""
