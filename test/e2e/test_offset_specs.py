@@ -145,7 +145,7 @@ def test_offsets_around_every_chunk(places, node):
             assert (chunk.chunk_id, chunk.data) == (expected.chunk_id, expected.data), offset
             remote += chunk.chunk_id < floor
             if offset in edges:
-                assert client.resolve(STREAM, at_offset(offset)) == (4, expected.chunk_id), offset
+                assert client.resolve_when_known(STREAM, at_offset(offset)) == (4, expected.chunk_id), offset
                 assert first_chunk(twin, at_offset(offset)).data == expected.data, "the twin differs"
     assert node.counter("chunks_served_remote") >= served + remote > served + 100
 
@@ -162,7 +162,7 @@ def test_times_around_every_chunk(places, node):
             expected = places.chunks[bisect.bisect_left(places.times, timestamp)]
             chunk = first_chunk(client, at_timestamp(timestamp))
             assert (chunk.chunk_id, chunk.timestamp) == (expected.chunk_id, expected.timestamp), timestamp
-            assert client.resolve(STREAM, at_timestamp(timestamp)) == (4, expected.chunk_id), timestamp
+            assert client.resolve_when_known(STREAM, at_timestamp(timestamp)) == (4, expected.chunk_id), timestamp
 
     with node.client() as client:
         # Who asks for the very first local chunk is sent to the remote tier: others of its time may come before it.
@@ -181,9 +181,9 @@ def test_the_ends(places, node):
             ours, theirs = first_chunk(client, spec), first_chunk(twin, spec)
             assert (ours.chunk_id, ours.data) == (theirs.chunk_id, theirs.data), spec
         for spec in (FIRST, LAST, NEXT, at_offset(places.count), at_offset(places.count + 1_000), at_offset(2**62)):
-            assert client.resolve(STREAM, spec) == twin.resolve(STREAM, spec), spec
+            assert client.resolve_when_known(STREAM, spec) == twin.resolve(STREAM, spec), spec
         later = at_timestamp(places.times[-1] + 1)
-        assert client.resolve(STREAM, later) == client.resolve(STREAM, NEXT) == (4, places.count)
+        assert client.resolve_when_known(STREAM, later) == client.resolve(STREAM, NEXT) == (4, places.count)
 
 
 def test_statistics_tell_of_both_tiers(places, node):
