@@ -325,11 +325,15 @@ def test_a_refused_amqp10_link_is_detached_and_its_session_lives(broker, s3, str
     at = damaged(broker, s3, stream_name)
     begins = len(broker.log())
     connection = BlockingConnection(f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}", timeout=60, heartbeat=0)
-    link = connection.create_receiver(f"/queues/{stream_name}", credit=COUNT, options=[_amqp10_filter(FIRST)])
+    link = connection.create_receiver(f"/queues/{stream_name}", credit=0, options=[_amqp10_filter(FIRST)])
+    # Credit once, and not with each record: stock closes a session whose client sends a flow for a link that it has just
+    # detached and the client has not yet seen detached.
+    link.link.flow(COUNT)
     got = 0
     with pytest.raises(LinkDetached) as detached:
         while True:
-            message = link.receive(timeout=60)
+            connection.wait(lambda: link.fetcher.has_message, timeout=60)
+            message = link.fetcher.pop()
             link.accept()
             assert message.annotations["x-stream-offset"] == got
             got += 1
