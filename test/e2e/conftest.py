@@ -19,7 +19,10 @@ KEY = subprocess.run(["cksum"], input=str(TOP).encode(), stdout=subprocess.PIPE,
 
 
 # What takes minutes begins first, so that two workers end at about the same time.
-LONG = ["test_outage", "test_kill", "test_bad_input", "test_cluster_changes", "test_cluster_faults", "test_lost_tail"]
+LONG = [
+    "test_outage", "test_kill", "test_bad_input", "test_cluster_changes", "test_cluster_faults", "test_lost_tail",
+    "test_attach", "test_lost_disk_cluster", "test_inert",
+]
 
 
 def pytest_collection_modifyitems(items):
