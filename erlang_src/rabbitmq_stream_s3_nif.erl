@@ -14,10 +14,10 @@
          engine_set_rate/3,
          list_objects/5,
          delete_objects/4]).
--export([stream_open/4,
-         stream_event/2,
-         stream_status/1,
-         stream_close/1]).
+-export([upload_open/4,
+         upload_event/2,
+         upload_status/1,
+         upload_close/1]).
 -export([manifest_mark_pending/2,
          manifest_reset/2,
          manifest_forget/2,
@@ -30,7 +30,7 @@
          reader_close/1,
          chunk_entries/5]).
 
--export_type([engine/0, stream/0, reader/0, stream_id/0, push/0, edit_from/0, data/0]).
+-export_type([engine/0, upload/0, reader/0, stream_id/0, push/0, edit_from/0, data/0]).
 
 -nifs([interface_version/0,
        engine_open/3,
@@ -40,10 +40,10 @@
        engine_set_rate/3,
        list_objects/5,
        delete_objects/4,
-       stream_open/4,
-       stream_event/2,
-       stream_status/1,
-       stream_close/1,
+       upload_open/4,
+       upload_event/2,
+       upload_status/1,
+       upload_close/1,
        manifest_mark_pending/2,
        manifest_reset/2,
        manifest_forget/2,
@@ -59,7 +59,7 @@
 -on_load(load/0).
 
 -opaque engine() :: reference().
--opaque stream() :: reference().
+-opaque upload() :: reference().
 -opaque reader() :: reference().
 -type stream_id() :: binary().
 -type offset() :: non_neg_integer().
@@ -183,21 +183,21 @@ list_objects(_Engine, _Pid, _Ref, _StreamId, _Token) ->
 delete_objects(_Engine, _Pid, _Ref, _Keys) ->
     erlang:nif_error(not_loaded).
 
--spec stream_open(engine(), pid(), reference(), map()) ->
-    {ok, stream()} | {error, closed} | bug().
-stream_open(_Engine, _Owner, _Ref, _Config) ->
+-spec upload_open(engine(), pid(), reference(), map()) ->
+    {ok, upload()} | {error, closed} | bug().
+upload_open(_Engine, _Owner, _Ref, _Config) ->
     erlang:nif_error(not_loaded).
 
--spec stream_event(stream(), event()) -> ok | {error, busy | closed} | bug().
-stream_event(_Stream, _Event) ->
+-spec upload_event(upload(), event()) -> ok | {error, busy | closed} | bug().
+upload_event(_Upload, _Event) ->
     erlang:nif_error(not_loaded).
 
--spec stream_status(stream()) -> map() | bug().
-stream_status(_Stream) ->
+-spec upload_status(upload()) -> map() | bug().
+upload_status(_Upload) ->
     erlang:nif_error(not_loaded).
 
--spec stream_close(stream()) -> ok | bug().
-stream_close(_Stream) ->
+-spec upload_close(upload()) -> ok | bug().
+upload_close(_Upload) ->
     erlang:nif_error(not_loaded).
 
 -spec manifest_mark_pending(engine(), stream_id()) -> ok | bug().

@@ -47,7 +47,7 @@ starts anew.
     stream_id :: stream_id(),
     writer :: pid(),
     info :: rabbitmq_stream_s3:member_info(),
-    stream :: rabbitmq_stream_s3_nif:stream() | undefined,
+    stream :: rabbitmq_stream_s3_nif:upload() | undefined,
     ref :: reference() | undefined,
     sent :: {integer(), integer()} | undefined,
     %% Whether the writer holds a registration of ours that it has not answered.
@@ -125,7 +125,7 @@ statuses() ->
         {StreamId, Reference, Status}
      || {StreamId, _Pid, {Stream, Reference, _Writer}} <- rabbitmq_stream_s3_registry:values(),
         Stream =/= undefined,
-        Status <- [rabbitmq_stream_s3_nif:stream_status(Stream)],
+        Status <- [rabbitmq_stream_s3_nif:upload_status(Stream)],
         is_map(Status)
     ].
 
@@ -148,7 +148,7 @@ handle_continue(open, State) ->
 handle_call(cut, _From, #state{stream = undefined} = State) ->
     {reply, {error, closed}, State};
 handle_call(cut, _From, #state{stream = Stream} = State) ->
-    {reply, rabbitmq_stream_s3_nif:stream_event(Stream, cut), State};
+    {reply, rabbitmq_stream_s3_nif:upload_event(Stream, cut), State};
 handle_call(status, _From, State) ->
     {reply, describe(State), State};
 handle_call(_Unknown, _From, State) ->
@@ -213,7 +213,7 @@ handle_info(_Unknown, State) ->
 -spec terminate(term(), #state{}) -> ok.
 terminate(_Reason, #state{stream_id = StreamId, stream = Stream} = State) ->
     ok = stop_tasks(State),
-    _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
+    _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:upload_close(Stream),
     rabbitmq_stream_s3_registry:unregister_name({StreamId, node()}).
 
 open(#state{info = Info0, stream_id = StreamId, writer = Writer} = State0) ->
@@ -242,7 +242,7 @@ open(#state{info = Info0, stream_id = StreamId, writer = Writer} = State0) ->
 %% engine's end.
 lost(#state{stream = Stream} = State) ->
     ok = stop_tasks(State),
-    _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:stream_close(Stream),
+    _ = Stream =/= undefined andalso rabbitmq_stream_s3_nif:upload_close(Stream),
     Lost = State#state{
         stream = undefined,
         ref = undefined,
@@ -267,7 +267,7 @@ open_native(Ref, #state{stream_id = StreamId, info = #{dir := Dir, epoch := Epoc
     case rabbitmq_stream_s3:engine() of
         {ok, Engine} ->
             {VHost, Queue} = queue(Info),
-            rabbitmq_stream_s3_nif:stream_open(Engine, self(), Ref, #{
+            rabbitmq_stream_s3_nif:upload_open(Engine, self(), Ref, #{
                 stream_id => StreamId,
                 directory => rabbitmq_stream_s3:utf8(Dir),
                 epoch => Epoch,
@@ -410,7 +410,7 @@ send(_Event, #state{stream = undefined} = State) ->
     %% Opening sends what there is to know.
     State;
 send(Event, #state{stream = Stream, unsent = []} = State) ->
-    case rabbitmq_stream_s3_nif:stream_event(Stream, Event) of
+    case rabbitmq_stream_s3_nif:upload_event(Stream, Event) of
         ok -> State;
         {error, busy} -> later(Event, State);
         %% Its last push or the end of its engine is under way and says why.
@@ -436,7 +436,7 @@ describe(#state{stream = Stream, info = Info, writer = Writer} = State) ->
     Native =
         case Stream of
             undefined -> #{};
-            _ -> native_status(rabbitmq_stream_s3_nif:stream_status(Stream))
+            _ -> native_status(rabbitmq_stream_s3_nif:upload_status(Stream))
         end,
     Lag = rabbitmq_stream_s3_replica_lag:of_stream(State#state.stream_id),
     Lag#{

@@ -33,9 +33,9 @@ badarg_test() ->
              {list_objects, [Engine, self(), Ref, <<255>>, start]},
              {delete_objects, [Engine, self(), Ref, lists:duplicate(1001, <<"key">>)]},
              {delete_objects, [Engine, self(), Ref, key]},
-             {stream_open, [Engine, self(), Ref, #{}]},
-             {stream_open, [Engine, self(), Ref, (stream_config("s"))#{epoch => -1}]},
-             {stream_event, [Engine, cut]},
+             {upload_open, [Engine, self(), Ref, #{}]},
+             {upload_open, [Engine, self(), Ref, (stream_config("s"))#{epoch => -1}]},
+             {upload_event, [Engine, cut]},
              {manifest_range, [Engine, stream]},
              {manifest_reset, [Engine, stream]},
              {manifest_resolve, [Engine, self(), Ref, <<"s">>, {1, 2}]},
@@ -58,8 +58,8 @@ badarg_test() ->
 
 bad_events_test() ->
     {ok, Engine} = open(),
-    {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("events")),
-    [?assertError(badarg, ?NIF:stream_event(Stream, Event))
+    {ok, Stream} = ?NIF:upload_open(Engine, self(), make_ref(), stream_config("events")),
+    [?assertError(badarg, ?NIF:upload_event(Stream, Event))
      || Event <-
             [unknown,
              {pointer, {ok, 1, 2}},
@@ -71,7 +71,7 @@ bad_events_test() ->
              {retention, []},
              {retention, #{max_bytes => -1}},
              {retention, #{max_age_ms => infinity}}]],
-    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 %% A wrong configuration is returned, not raised: an exception would carry the secret into a log.
@@ -202,7 +202,7 @@ owner_death_closes_everything_test() ->
     {Pid, Monitor} =
         spawn_monitor(fun() ->
                          {ok, Stream} =
-                             ?NIF:stream_open(Engine, self(), make_ref(), stream_config("o")),
+                             ?NIF:upload_open(Engine, self(), make_ref(), stream_config("o")),
                          {ok, Reader} =
                              ?NIF:reader_open(Engine, self(), wake, <<"o">>, {offset, 0}),
                          {ok, Own} = open(),
@@ -210,12 +210,12 @@ owner_death_closes_everything_test() ->
                          receive stop -> ok end
                       end),
     receive {handles, Stream, Reader, Own} -> ok end,
-    ok = ?NIF:stream_event(Stream, {committed, -1, -1}),
+    ok = ?NIF:upload_event(Stream, {committed, -1, -1}),
     Pid ! stop,
     receive {'DOWN', Monitor, _, _, _} -> ok end,
-    eventually(fun() -> ?NIF:stream_event(Stream, {committed, -1, -1}) =:= {error, closed} end),
+    eventually(fun() -> ?NIF:upload_event(Stream, {committed, -1, -1}) =:= {error, closed} end),
     eventually(fun() ->
-                  ?NIF:stream_open(Own, self(), make_ref(), stream_config("x")) =:= {error, closed}
+                  ?NIF:upload_open(Own, self(), make_ref(), stream_config("x")) =:= {error, closed}
                end),
     {error, _, _} = ?NIF:reader_read(Reader, 0),
     ok = ?NIF:engine_close(Engine).
@@ -224,24 +224,24 @@ dead_owner_is_refused_test() ->
     Dead = in_process(fun() -> self() end),
     {error, {closed, _}} = ?NIF:engine_open(Dead, make_ref(), config(#{})),
     {ok, Engine} = open(),
-    {error, closed} = ?NIF:stream_open(Engine, Dead, make_ref(), stream_config("dead")),
+    {error, closed} = ?NIF:upload_open(Engine, Dead, make_ref(), stream_config("dead")),
     {error, closed} = ?NIF:reader_open(Engine, Dead, wake, <<"dead">>, {offset, 0}),
     ok = ?NIF:engine_close(Engine).
 
 closed_engine_refuses_test() ->
     {ok, Engine} = open(),
-    {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("c")),
+    {ok, Stream} = ?NIF:upload_open(Engine, self(), make_ref(), stream_config("c")),
     ok = ?NIF:engine_close(Engine),
-    eventually(fun() -> ?NIF:stream_event(Stream, cut) =:= {error, closed} end),
+    eventually(fun() -> ?NIF:upload_event(Stream, cut) =:= {error, closed} end),
     Ref = make_ref(),
     {error, closed} = ?NIF:engine_probe(Engine, self(), Ref),
     {error, closed} = ?NIF:list_objects(Engine, self(), Ref, <<"c">>, start),
     {error, closed} = ?NIF:delete_objects(Engine, self(), Ref, []),
     {error, closed} = ?NIF:manifest_resolve(Engine, self(), Ref, <<"c">>, empty),
-    {error, closed} = ?NIF:stream_open(Engine, self(), Ref, stream_config("c")),
+    {error, closed} = ?NIF:upload_open(Engine, self(), Ref, stream_config("c")),
     {error, closed} = ?NIF:reader_open(Engine, self(), wake, <<"c">>, {offset, 0}),
     ?assert(is_map(?NIF:engine_stats(Engine))),
-    ok = ?NIF:stream_close(Stream).
+    ok = ?NIF:upload_close(Stream).
 
 %% Disabling a plugin deletes its modules, enabling it again loads them: handles of before are refused.
 reload_test() ->
@@ -296,10 +296,10 @@ resolve_elsewhere_written_test() ->
     ?assertEqual(pending, ?NIF:manifest_range(Engine, Id)),
     %% its writer is here now
     StreamRef = make_ref(),
-    {ok, Stream} = ?NIF:stream_open(Engine, self(), StreamRef, stream_config(Id)),
+    {ok, Stream} = ?NIF:upload_open(Engine, self(), StreamRef, stream_config(Id)),
     read_pointer = push(StreamRef),
     ?assertMatch({error, written_here, _}, Resolve({1, 2, 3})),
-    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 resolved_empty_manifest_test() ->
@@ -307,15 +307,15 @@ resolved_empty_manifest_test() ->
     Ref = make_ref(),
     Id = <<"empty">>,
     ok = ?NIF:manifest_mark_pending(Engine, Id),
-    {ok, Stream} = ?NIF:stream_open(Engine, self(), Ref, stream_config(Id)),
+    {ok, Stream} = ?NIF:upload_open(Engine, self(), Ref, stream_config(Id)),
     read_pointer = push(Ref),
-    ok = ?NIF:stream_event(Stream, {committed, -1, -1}),
-    ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+    ok = ?NIF:upload_event(Stream, {committed, -1, -1}),
+    ok = ?NIF:upload_event(Stream, {pointer, not_found}),
     {range, #{first_offset := 0, next_offset := 0, revision := 0}, none} = push(Ref),
     ?assertEqual({ok, 0, 0}, ?NIF:manifest_range(Engine, Id)),
     ?assertEqual({local, first}, ?NIF:route(Engine, Id, first, 0, 10)),
-    ?assertMatch(#{phase := _, problem := undefined, counters := #{}}, ?NIF:stream_status(Stream)),
-    ok = ?NIF:stream_close(Stream),
+    ?assertMatch(#{phase := _, problem := undefined, counters := #{}}, ?NIF:upload_status(Stream)),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 %% No call waits -----------------------------------------------------------------------------------
@@ -325,18 +325,18 @@ events_never_wait_test_() ->
      60,
      fun() ->
         {ok, Engine} = open(),
-        {ok, Stream} = ?NIF:stream_open(Engine, self(), make_ref(), stream_config("fast")),
+        {ok, Stream} = ?NIF:upload_open(Engine, self(), make_ref(), stream_config("fast")),
         Times =
-            [time_us(fun() -> ok = ?NIF:stream_event(Stream, {committed, N, 0}) end)
+            [time_us(fun() -> ok = ?NIF:upload_event(Stream, {committed, N, 0}) end)
              || N <- lists:seq(1, 10000)],
-        report("stream_event {committed,_,_}", Times),
+        report("upload_event {committed,_,_}", Times),
         Cuts =
-            [time_us(fun() -> true = lists:member(?NIF:stream_event(Stream, cut), [ok, {error, busy}])
+            [time_us(fun() -> true = lists:member(?NIF:upload_event(Stream, cut), [ok, {error, busy}])
                      end)
              || _ <- lists:seq(1, 10000)],
-        report("stream_event cut", Cuts),
+        report("upload_event cut", Cuts),
         report("stream_status",
-               [time_us(fun() -> #{} = ?NIF:stream_status(Stream) end)
+               [time_us(fun() -> #{} = ?NIF:upload_status(Stream) end)
                 || _ <- lists:seq(1, 1000)]),
         report("engine_stats",
                [time_us(fun() -> #{} = ?NIF:engine_stats(Engine) end)
@@ -450,7 +450,7 @@ upload_and_read() ->
     [_, _] = read_chunks(Reader3, Wake, 2),
     ?assertEqual(wait, ?NIF:reader_read(Reader3, 2)),
     ?assertEqual(wait, ?NIF:reader_read(Reader3, -1)),
-    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 %% What a node with a replica is sent leads it to the next manifest without a request; nothing else does.
@@ -470,7 +470,7 @@ edits_lead_on_elsewhere() ->
     {resolved, _} = push(Resolve),
     #{manifest_syncs := 1, get_requests := 1} = ?NIF:engine_stats(Elsewhere),
     ok = file:write_file(filename:join(Dir, segment_name(0)), Chunk(1), [append]),
-    ok = ?NIF:stream_event(Stream, {committed, 1, 0}),
+    ok = ?NIF:upload_event(Stream, {committed, 1, 0}),
     {#{pointer := Second} = Range, {First, Edit}} = cut(Stream, Ref, 2),
     ok = file:del_dir_r(Dir),
     {1, Uid, Revision} = First,
@@ -488,7 +488,7 @@ edits_lead_on_elsewhere() ->
     ?assertMatch({error, written_here, _},
                  ?NIF:manifest_apply_edit(Engine, Id, Second, {1, 1, Revision + 2}, Edit)),
     ok = ?NIF:engine_close(Elsewhere),
-    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 flipped(Bytes, At) ->
@@ -508,7 +508,7 @@ read_chunks_do_not_pile_up() ->
                    end),
     io:format(user, "~n  most chunk bytes held while reading ~b: ~b~n", [Count * Size, Most]),
     ?assert(Most =< 24 * Size),
-    ok = ?NIF:stream_close(Stream),
+    ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
 
 most_lent(Engine, Reader, Last, Most0) ->
@@ -539,20 +539,20 @@ begun(Id, Dir, Chunks) ->
     Ref = make_ref(),
     Config = #{stream_id => Id, directory => unicode:characters_to_binary(Dir), epoch => 1,
                queue => <<"q">>, vhost => <<"/">>},
-    {ok, Stream} = ?NIF:stream_open(Engine, self(), Ref, Config),
+    {ok, Stream} = ?NIF:upload_open(Engine, self(), Ref, Config),
     <<_:24/binary, LastChunkId:64, _/binary>> = lists:last(Chunks),
-    ok = ?NIF:stream_event(Stream, {committed, LastChunkId, 0}),
+    ok = ?NIF:upload_event(Stream, {committed, LastChunkId, 0}),
     read_pointer = push(Ref),
-    ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+    ok = ?NIF:upload_event(Stream, {pointer, not_found}),
     {Engine, Stream, Ref}.
 
 %% What is too little for a fragment is cut when asked for.
 cut(Stream, Ref, NextOffset) ->
     eventually(fun() ->
-                  #{log_next_offset := Next} = Status = ?NIF:stream_status(Stream),
+                  #{log_next_offset := Next} = Status = ?NIF:upload_status(Stream),
                   Next =:= NextOffset andalso maps:get(assembly_next_offset, Status) =:= NextOffset
                end),
-    ok = ?NIF:stream_event(Stream, cut),
+    ok = ?NIF:upload_event(Stream, cut),
     serve_until(Stream, Ref, NextOffset).
 
 %% A reader that waits when the engine goes is told, and one that reads on sees the end.
@@ -674,13 +674,13 @@ serve_until(Stream, Ref, NextOffset) ->
         {range, _, _} ->
             serve_until(Stream, Ref, NextOffset);
         read_pointer ->
-            ok = ?NIF:stream_event(Stream, {pointer, not_found}),
+            ok = ?NIF:upload_event(Stream, {pointer, not_found}),
             serve_until(Stream, Ref, NextOffset);
         write_anchor ->
-            ok = ?NIF:stream_event(Stream, {anchor, ok}),
+            ok = ?NIF:upload_event(Stream, {anchor, ok}),
             serve_until(Stream, Ref, NextOffset);
         {commit_pointer, 1, Uid, _Next, Expected} when is_integer(Uid) ->
-            ok = ?NIF:stream_event(Stream, {pointer_committed, {ok, Expected + 1}}),
+            ok = ?NIF:upload_event(Stream, {pointer_committed, {ok, Expected + 1}}),
             serve_until(Stream, Ref, NextOffset)
     end.
 

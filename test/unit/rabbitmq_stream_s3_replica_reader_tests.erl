@@ -4,7 +4,7 @@
 
 -include_lib("eunit/include/eunit.hrl").
 
--export([stream_open/4, stream_event/2, stream_status/1, stream_close/1, manifest_forget/2]).
+-export([upload_open/4, upload_event/2, upload_status/1, upload_close/1, manifest_forget/2]).
 -export([manifest_mark_pending/2]).
 
 -define(READER, rabbitmq_stream_s3_replica_reader).
@@ -34,10 +34,10 @@ patient(Tests) ->
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public]),
     load_double([
-        {stream_open, 4},
-        {stream_event, 2},
-        {stream_status, 1},
-        {stream_close, 1},
+        {upload_open, 4},
+        {upload_event, 2},
+        {upload_status, 1},
+        {upload_close, 1},
         {manifest_forget, 2},
         {manifest_mark_pending, 2}
     ]),
@@ -97,11 +97,11 @@ load_double(Functions) ->
     {module, Module} = code:load_binary(Module, "double", Binary),
     ok.
 
-stream_open(double, Owner, Ref, Config) ->
+upload_open(double, Owner, Ref, Config) ->
     tell({opened, Owner, Ref, Config}),
     {ok, native}.
 
-stream_event(native, Event) ->
+upload_event(native, Event) ->
     case ets:take(?MODULE, busy) of
         [_] ->
             tell({refused, Event}),
@@ -111,9 +111,9 @@ stream_event(native, Event) ->
             ok
     end.
 
-stream_status(native) -> #{phase => draining}.
+upload_status(native) -> #{phase => draining}.
 
-stream_close(native) ->
+upload_close(native) ->
     tell(closed),
     ok.
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use tiering_runtime::engine::Engine;
-use tiering_runtime::remote_reader::Start;
+use tiering_runtime::read::Start;
 
 use crate::bare::{self, Target};
 use crate::endpoint::Seen;

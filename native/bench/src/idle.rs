@@ -9,10 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
-use tiering_core::replica_reader::{CommitOutcome, PointerRead};
+use tiering_core::upload::{CommitOutcome, PointerRead};
 use tiering_runtime::engine::Engine;
-use tiering_runtime::remote_reader::Start;
-use tiering_runtime::stream::{StreamConfig, StreamEvent, StreamHandle, StreamPush, StreamSink};
+use tiering_runtime::read::Start;
+use tiering_runtime::upload::{UploadConfig, UploadEvent, UploadHandle, UploadPush, UploadSink};
 
 use crate::bare::Target;
 use crate::corpus::Corpus;
@@ -85,11 +85,11 @@ pub fn run(directory: &Path, target: &Target) -> Result<(), Failed> {
 
 struct Sink {
     number: usize,
-    pushes: Sender<(usize, StreamPush)>,
+    pushes: Sender<(usize, UploadPush)>,
 }
 
-impl StreamSink for Sink {
-    fn push(&self, push: StreamPush) {
+impl UploadSink for Sink {
+    fn push(&self, push: UploadPush) {
         self.pushes.send((self.number, push)).ok();
     }
 }
@@ -118,11 +118,11 @@ fn open(
     place: &Path,
     corpus: Corpus,
     count: usize,
-    pushes: &Sender<(usize, StreamPush)>,
-    handles: &mut Vec<StreamHandle>,
+    pushes: &Sender<(usize, UploadPush)>,
+    handles: &mut Vec<UploadHandle>,
 ) -> Result<(), Failed> {
     for number in handles.len()..handles.len() + count {
-        let config = StreamConfig {
+        let config = UploadConfig {
             stream_id: format!("__idle_{number}"),
             directory: place.to_path_buf(),
             epoch: 1,
@@ -130,12 +130,12 @@ fn open(
             vhost: "/".to_owned(),
         };
         let pushes = pushes.clone();
-        let handle = engine.open_stream(config, Arc::new(Sink { number, pushes }))?;
-        handle.event(StreamEvent::Committed {
+        let handle = engine.open_upload(config, Arc::new(Sink { number, pushes }))?;
+        handle.event(UploadEvent::Committed {
             committed_chunk_id: Some(corpus.chunks - 1),
             local_first_chunk_id: Some(0),
         })?;
-        handle.event(StreamEvent::Cut)?;
+        handle.event(UploadEvent::Cut)?;
         handles.push(handle);
     }
     Ok(())
@@ -144,8 +144,8 @@ fn open(
 /// Answers as the shell does until every stream from the number `first` on has persisted everything.
 fn settle(
     corpus: Corpus,
-    pushes: &Receiver<(usize, StreamPush)>,
-    handles: &[StreamHandle],
+    pushes: &Receiver<(usize, UploadPush)>,
+    handles: &[UploadHandle],
     first: usize,
 ) -> Result<(), Failed> {
     let mut settled = vec![false; handles.len()];
@@ -156,22 +156,22 @@ fn settle(
             continue;
         };
         let answer = match push {
-            StreamPush::ReadPointer => StreamEvent::Pointer(PointerRead::NotFound),
-            StreamPush::WriteAnchor => StreamEvent::Anchor { ok: true },
-            StreamPush::CommitPointer {
+            UploadPush::ReadPointer => UploadEvent::Pointer(PointerRead::NotFound),
+            UploadPush::WriteAnchor => UploadEvent::Anchor { ok: true },
+            UploadPush::CommitPointer {
                 expected_revision, ..
-            } => StreamEvent::PointerCommitted(CommitOutcome::Committed {
+            } => UploadEvent::PointerCommitted(CommitOutcome::Committed {
                 revision: expected_revision + 1,
             }),
-            StreamPush::Range(range, _) => {
+            UploadPush::Range(range, _) => {
                 match settled.get_mut(number) {
                     Some(is) if range.next_offset == corpus.chunks => *is = true,
                     // What was cut by size is there; the rest is cut now.
-                    _ => handle.event(StreamEvent::Cut)?,
+                    _ => handle.event(UploadEvent::Cut)?,
                 }
                 continue;
             }
-            StreamPush::Stopped(why) => return Err(format!("stream {number}: {why:?}").into()),
+            UploadPush::Stopped(why) => return Err(format!("stream {number}: {why:?}").into()),
             _ => continue,
         };
         handle.event(answer)?;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tiering_core::remote_reader::Start;
-use tiering_core::replica_reader::{Event, RetentionBound};
+use tiering_core::read::Start;
+use tiering_core::upload::{Event, RetentionBound};
 
 use crate::row::print;
 use crate::world::World;

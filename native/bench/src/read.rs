@@ -2,7 +2,7 @@
 //! as the reader had at most, and as many as anybody could want.
 
 use log_format::key::KeySpace;
-use tiering_runtime::remote_reader::Start;
+use tiering_runtime::read::Start;
 
 use crate::bare::{self, Target};
 use crate::endpoint::Seen;

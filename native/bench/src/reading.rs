@@ -6,7 +6,7 @@ use std::thread::Thread;
 use log_format::manifest::Root;
 use tiering_runtime::engine::Engine;
 use tiering_runtime::manifests::ResolvedManifest;
-use tiering_runtime::remote_reader::{ReadOutcome, ReaderHandle, Start, Wake};
+use tiering_runtime::read::{ReadOutcome, ReaderHandle, Start, Wake};
 
 use crate::bare::Target;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tiering_core::fragment_assembly::FragmentAssembly;
-use tiering_core::replica_reader::ScanBatch;
+use tiering_core::upload::ScanBatch;
 use tiering_runtime::buffer_pool::BufferPool;
 use tiering_runtime::local_log::{ScanRequest, Scanner};
 use tiering_runtime::stats::Stats;

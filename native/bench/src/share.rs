@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use tiering_runtime::remote_reader::Start;
+use tiering_runtime::read::Start;
 
 use crate::bare::Target;
 use crate::endpoint::Seen;

@@ -10,17 +10,17 @@ use bytes::Bytes;
 use log_format::chunk::{ChunkHeader, ChunkType, HEADER_BYTES};
 use log_format::fragment::FragmentIndexRecord;
 use log_format::manifest::{Group, Kind, Root};
-use tiering_core::remote_reader::{self, ManifestView, RemoteReader, Start};
-use tiering_core::replica_reader::{
-    CommitOutcome, Effect, Event, PointerRead, ReplicaReader, ScanBatch, ScanEnd, ScannedChunk,
-    Settings, StoredObject,
+use tiering_core::read::{self, ManifestView, ReadMachine, Start};
+use tiering_core::upload::{
+    CommitOutcome, Effect, Event, PointerRead, ScanBatch, ScanEnd, ScannedChunk, Settings,
+    StoredObject, UploadMachine,
 };
 
 type Failed = Box<dyn std::error::Error>;
 
 /// A machine, and the world that answers it.
 pub struct World {
-    machine: ReplicaReader,
+    machine: UploadMachine,
     records: u64,
     data_bytes: u64,
     chunks: u64,
@@ -50,7 +50,7 @@ impl World {
             records,
             data_bytes,
             chunks,
-            machine: ReplicaReader::new(0, settings, 1, 1),
+            machine: UploadMachine::new(0, settings, 1, 1),
             now_ms: 0,
             groups: BTreeMap::new(),
             persisted: Arc::new(Root::empty_at(0)),
@@ -200,23 +200,23 @@ impl World {
     /// Attaches a reader; requests for objects until it knows which bytes to stream, and the time of our code.
     pub fn attach(&self, start: Start) -> Result<(u64, Duration), Failed> {
         let began = Instant::now();
-        let mut reader = RemoteReader::new(0, remote_reader::Settings::default(), start, 1);
+        let mut reader = ReadMachine::new(0, read::Settings::default(), start, 1);
         let mut gets = 0;
         while let Some(effect) = reader.poll_effect() {
             let (id, bytes) = match effect {
-                remote_reader::Effect::RefreshManifest { id } => {
+                read::Effect::RefreshManifest { id } => {
                     let view = ManifestView::Resolved(Arc::clone(&self.persisted));
-                    reader.handle(0, remote_reader::Event::Manifest { id, view });
+                    reader.handle(0, read::Event::Manifest { id, view });
                     continue;
                 }
-                remote_reader::Effect::GetGroup { id, group, .. } => {
+                read::Effect::GetGroup { id, group, .. } => {
                     let key = (group.kind, group.first_offset, group.uid);
                     (
                         id,
                         self.groups.get(&key).ok_or("a group is missing")?.clone(),
                     )
                 }
-                remote_reader::Effect::GetIndex { id, fragment, .. } => {
+                read::Effect::GetIndex { id, fragment, .. } => {
                     let record = FragmentIndexRecord {
                         offset: fragment.first_offset,
                         timestamp_ms: fragment.first_timestamp_ms,
@@ -224,13 +224,13 @@ impl World {
                     };
                     (id, Bytes::copy_from_slice(&record.encode()))
                 }
-                remote_reader::Effect::GetRange { .. } => return Ok((gets, began.elapsed())),
+                read::Effect::GetRange { .. } => return Ok((gets, began.elapsed())),
                 _ => continue,
             };
             gets += 1;
             reader.handle(
                 0,
-                remote_reader::Event::Fetched {
+                read::Event::Fetched {
                     id,
                     outcome: Ok(bytes),
                 },

@@ -253,33 +253,25 @@ fn remote(group: &[u8]) {
     let ((a, a_size), (b, b_size)) = (fragment(0, 3, false), fragment(6, 2, false));
     let (wrong, _) = fragment(0, 3, true);
     let two = [(6, a_size, &a[..]), (4, b_size, &b[..])];
-    save("remote_reader", "two_fragments", input(0, 0, &two));
-    save("remote_reader", "inside", input(0x20, 100, &two));
-    save("remote_reader", "timestamp", input(1, 3, &two));
+    save("read", "two_fragments", input(0, 0, &two));
+    save("read", "inside", input(0x20, 100, &two));
+    save("read", "timestamp", input(1, 3, &two));
+    save("read", "wrong_crc", input(0, 0, &[(6, a_size, &wrong)]));
     save(
-        "remote_reader",
-        "wrong_crc",
-        input(0, 0, &[(6, a_size, &wrong)]),
-    );
-    save(
-        "remote_reader",
+        "read",
         "wrong_crc_unchecked",
         input(2, 0, &[(6, a_size, &wrong)]),
     );
+    save("read", "truncated", input(0, 0, &[(6, a_size, &a[..70])]));
     save(
-        "remote_reader",
-        "truncated",
-        input(0, 0, &[(6, a_size, &a[..70])]),
-    );
-    save(
-        "remote_reader",
+        "read",
         "fewer_records_than_said",
         input(0, 0, &[(9, a_size, &a)]),
     );
-    save("remote_reader", "no_bytes", input(0, 0, &[(1, 0, b"")]));
+    save("read", "no_bytes", input(0, 0, &[(1, 0, b"")]));
     let (c, c_size) = fragment(4, 2, false);
     save(
-        "remote_reader",
+        "read",
         "group",
         input(4, 0, &[(4, 0, group), (4, c_size, &c)]),
     );

@@ -28,7 +28,7 @@ pub const TARGETS: &[Target] = &[
     target("edit", records::edit),
     target("key", records::key),
     target("checksum_text", records::checksum_text),
-    target("remote_reader", remote::remote_reader),
+    target("read", remote::read),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {

@@ -7,7 +7,7 @@ use log_format::key::KeySpace;
 use log_format::manifest::{ENTRY_BYTES, Entry, Group, Kind, MAX_EDIT_BYTES, Root, RootEdit};
 use log_format::{crc, segment};
 use tiering_core::manifest::follow;
-use tiering_core::replica_reader::Pointer;
+use tiering_core::upload::Pointer;
 
 pub(crate) fn chunk_header(bytes: &[u8]) {
     let Ok(header) = ChunkHeader::decode(bytes) else {

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use log_format::chunk::ChunkHeader;
 use log_format::crc::crc32;
 use log_format::manifest::{Entry, Kind, Root};
-use tiering_core::remote_reader::{
-    Chunk, Effect, Event, FailureKind, Finish, ManifestView, RemoteReader, Settings, Start,
+use tiering_core::read::{
+    Chunk, Effect, Event, FailureKind, Finish, ManifestView, ReadMachine, Settings, Start,
 };
-use tiering_core::replica_reader::Failure;
+use tiering_core::upload::Failure;
 
 /// More than a reader with 60 s of patience and waits of at least 50 ms can take; beyond it, it spins.
 const MAX_STEPS: usize = 50_000;
@@ -100,13 +100,13 @@ impl<'a> Bucket<'a> {
     }
 }
 
-pub(crate) fn remote_reader(bytes: &[u8]) {
+pub(crate) fn read(bytes: &[u8]) {
     let Some(bucket) = Bucket::new(bytes) else {
         return;
     };
     assert_eq!(bucket.root.check(), Ok(()), "a mistake of this target");
     let root = Arc::new(bucket.root.clone());
-    let mut reader = RemoteReader::new(0, bucket.settings, bucket.start, 1);
+    let mut reader = ReadMachine::new(0, bucket.settings, bucket.start, 1);
     let (mut now_ms, mut expected) = (0, None);
     let mut answers = VecDeque::new();
     for _ in 0..MAX_STEPS {

@@ -63,5 +63,5 @@ macro_rules! replays {
 
 replays! {
     chunk_header chunk_entries index_record segment_name fragment_header fragment_index root group edit key checksum_text
-    remote_reader
+    read
 }

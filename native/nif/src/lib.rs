@@ -12,19 +12,19 @@ mod errors;
 mod memory;
 mod message;
 mod owner;
-mod reader;
+mod read;
 mod resources;
-mod stream;
+mod upload;
 
 use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc, Term};
 
 use crate::codec::OffsetOrNone;
 use crate::codec::event::{EventTerm, PointerOrEmpty, PointerTerm};
 use crate::codec::spec::{SpecTerm, StartTerm};
-use crate::resources::{EngineResource, ReaderResource, StreamResource};
+use crate::resources::{EngineResource, ReaderResource, UploadResource};
 
 /// Version of the contract; the plugin refuses to start on another.
-const INTERFACE_VERSION: u32 = 3;
+const INTERFACE_VERSION: u32 = 4;
 
 fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))
@@ -32,7 +32,7 @@ fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
 
 type EngineArc = ResourceArc<EngineResource>;
 type ReaderArc = ResourceArc<ReaderResource>;
-type StreamArc = ResourceArc<StreamResource>;
+type UploadArc = ResourceArc<UploadResource>;
 
 entry::nif_table! {
     interface_version as interface_version();
@@ -47,10 +47,10 @@ entry::nif_table! {
     engine::delete_objects as delete_objects(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, keys: Term<'a>);
 
-    stream::open as stream_open(engine: EngineArc, owner: LocalPid, reference: Reference<'a>, config: Term<'a>);
-    stream::event as stream_event(stream: StreamArc, event: EventTerm);
-    stream::status as stream_status(stream: StreamArc);
-    stream::close as stream_close(stream: StreamArc);
+    upload::open as upload_open(engine: EngineArc, owner: LocalPid, reference: Reference<'a>, config: Term<'a>);
+    upload::event as upload_event(upload: UploadArc, event: EventTerm);
+    upload::status as upload_status(upload: UploadArc);
+    upload::close as upload_close(upload: UploadArc);
 
     engine::mark_pending as manifest_mark_pending(engine: EngineArc, stream_id: Term<'a>);
     engine::reset as manifest_reset(engine: EngineArc, stream_id: Term<'a>);
@@ -63,10 +63,10 @@ entry::nif_table! {
     engine::route as route(
         engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
 
-    reader::open as reader_open(
+    read::open as reader_open(
         engine: EngineArc, owner: LocalPid, wake: Term<'a>, stream_id: Term<'a>, start: StartTerm);
-    reader::read as reader_read(reader: ReaderArc, max_chunk_id: OffsetOrNone);
-    reader::close as reader_close(reader: ReaderArc);
+    read::read as reader_read(reader: ReaderArc, max_chunk_id: OffsetOrNone);
+    read::close as reader_close(reader: ReaderArc);
     chunk_entries::chunk_entries as chunk_entries(
         data: Term<'a>, position: usize, offset: u64, num_left: u64, max: usize);
 }

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use rustler::codegen_runtime::ResourceRegistration;
 use rustler::{Env, LocalPid, Monitor, Resource};
 use tiering_runtime::engine::Engine;
-use tiering_runtime::remote_reader::ReaderHandle;
-use tiering_runtime::stream::StreamHandle;
+use tiering_runtime::read::ReaderHandle;
+use tiering_runtime::upload::UploadHandle;
 
 use crate::message::Mailbox;
 use crate::owner::Owned;
@@ -29,13 +29,13 @@ impl Owned for EngineResource {
 }
 
 /// The upload machine of one local writer.
-pub(crate) struct StreamResource {
-    pub(crate) stream: StreamHandle,
+pub(crate) struct UploadResource {
+    pub(crate) upload: UploadHandle,
 }
 
-impl Owned for StreamResource {
+impl Owned for UploadResource {
     fn close(&self) {
-        self.stream.close();
+        self.upload.close();
     }
 }
 
@@ -70,7 +70,7 @@ macro_rules! owned_resource {
 }
 
 owned_resource!(EngineResource);
-owned_resource!(StreamResource);
+owned_resource!(UploadResource);
 owned_resource!(ReaderResource);
 
 static LENT_CHUNKS: AtomicI64 = AtomicI64::new(0);
@@ -133,7 +133,7 @@ pub(crate) fn register(env: Env<'_>) -> bool {
     };
     let registrations = [
         ResourceRegistration::new::<EngineResource>().with_name(name("engine")),
-        ResourceRegistration::new::<StreamResource>().with_name(name("stream")),
+        ResourceRegistration::new::<UploadResource>().with_name(name("upload")),
         ResourceRegistration::new::<ReaderResource>().with_name(name("reader")),
         ResourceRegistration::new::<ChunkResource>().with_name(name("chunk")),
     ];

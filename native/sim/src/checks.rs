@@ -8,9 +8,7 @@ use log_format::fragment;
 use log_format::manifest::{Kind, Root};
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::manifest::invariants as manifest;
-use tiering_core::replica_reader::{
-    self, Activity, Effect, Pointer, Recovery, StoredObject, invariants,
-};
+use tiering_core::upload::{self, Activity, Effect, Pointer, Recovery, StoredObject, invariants};
 
 use crate::coverage::Coverage;
 use crate::promises;
@@ -43,7 +41,7 @@ impl World {
         else {
             return;
         };
-        let broken = replica_reader::promises::broken_by(machine, effect);
+        let broken = upload::promises::broken_by(machine, effect);
         if !broken.is_empty() {
             self.violated(|| format!("{}: an effect of uploader {uploader}", broken.join(", ")));
         }

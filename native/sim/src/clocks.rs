@@ -3,8 +3,8 @@
 //!
 //! The world's own time is the true one.
 
-use tiering_core::replica_reader::Event as MachineEvent;
 use tiering_core::trusted_time::{Doubt, TrustedTime};
+use tiering_core::upload::Event as MachineEvent;
 
 use crate::plan::Trouble;
 use crate::world::{Event, WALL_MS, World};

@@ -7,15 +7,15 @@
 
 mod checks;
 mod clocks;
-mod consumer;
 pub mod coverage;
 mod log;
 pub mod plan;
 pub mod promises;
+mod read;
 pub mod rng;
 pub mod shrink;
 mod store;
-mod uploader;
+mod upload;
 mod world;
 
 use coverage::Coverage;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use log_format::chunk::{ChunkHeader, ChunkType};
 use log_format::crc::crc32;
 use log_format::segment;
-use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk, Witness};
+use tiering_core::upload::{ScanBatch, ScanEnd, ScannedChunk, Witness};
 
 use crate::rng::Rng;
 

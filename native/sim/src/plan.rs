@@ -1,7 +1,7 @@
 //! What one run is asked for, and the kinds of trouble that it may make: a failure is shrunk by taking kinds away.
 
-use tiering_core::remote_reader;
-use tiering_core::replica_reader::{Backoff, Proof, RetryPolicy, Settings};
+use tiering_core::read;
+use tiering_core::upload::{Backoff, Proof, RetryPolicy, Settings};
 
 use crate::rng::Rng;
 
@@ -145,7 +145,7 @@ pub struct Knobs {
     /// Settings of upload machines.
     pub upload: Settings,
     /// Settings of read machines.
-    pub read: remote_reader::Settings,
+    pub read: read::Settings,
     /// Length at which local segments are closed.
     pub segment_bytes: usize,
     /// Longest usual way to a store and back, half of it.
@@ -189,7 +189,7 @@ impl Knobs {
             },
             ..Settings::default()
         };
-        let read = remote_reader::Settings {
+        let read = read::Settings {
             read_request_bytes: pick(&[100, 400, 2_000]),
             read_ahead_bytes: pick(&[300, 1_000, 8_000]),
             first_request_bytes: pick(&[64, 300]),

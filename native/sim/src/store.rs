@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use log_format::manifest::{Group, Root};
-use tiering_core::replica_reader::{CommitOutcome, Pointer, PointerRead, StoredObject};
+use tiering_core::upload::{CommitOutcome, Pointer, PointerRead, StoredObject};
 
 /// One object of the bucket.
 #[derive(Debug, Clone)]

@@ -10,17 +10,17 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use log_format::manifest::Root;
-use tiering_core::replica_reader::{self, Pointer, RetentionBound};
+use tiering_core::upload::{self, Pointer, RetentionBound};
 
 use crate::checks::tree::Flat;
 use crate::clocks::NodeClock;
-use crate::consumer::{Consumer, ReaderNews, ReaderOp};
 use crate::coverage::Coverage;
 use crate::log::{Log, NodeLog};
 use crate::plan::{Knobs, Plan, Trouble};
+use crate::read::{Consumer, ReaderNews, ReaderOp};
 use crate::rng::{Rng, mix};
 use crate::store::{Bucket, Known, Metadata};
-use crate::uploader::{Edit, Op, Uploader};
+use crate::upload::{Edit, Op, Uploader};
 
 /// Wall clock at virtual time 0.
 pub const WALL_MS: i64 = 1_700_000_000_000;
@@ -86,7 +86,7 @@ pub enum Event {
     /// A request of an upload machine reaches who answers it.
     Apply(usize, Op),
     /// An answer reaches an upload machine.
-    Answer(usize, replica_reader::Event),
+    Answer(usize, upload::Event),
     /// A timeout of an upload machine.
     Wake(usize, u64),
     /// An upload machine is told what is committed.
@@ -429,10 +429,7 @@ impl World {
                 }
                 Some(uploader) => {
                     self.at(1, Event::Tell(uploader));
-                    self.at(
-                        2,
-                        Event::Answer(uploader, replica_reader::Event::CutRequested),
-                    );
+                    self.at(2, Event::Answer(uploader, upload::Event::CutRequested));
                 }
                 None => self.at(1, Event::Start(stream)),
             }

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use log_format::chunk::{ChunkHeader, ChunkType};
 use log_format::manifest::{Entry, Group, Kind, Root};
 use stateright::{Checker, Model, Property};
-use tiering_core::replica_reader::{
-    Backoff, CommitOutcome, Effect, Event, Failure, Pointer, PointerRead, ReplicaReader,
-    RetentionBound, RetryPolicy, ScanBatch, ScanEnd, ScannedChunk, Settings, StoredObject,
+use tiering_core::upload::{
+    Backoff, CommitOutcome, Effect, Event, Failure, Pointer, PointerRead, RetentionBound,
+    RetryPolicy, ScanBatch, ScanEnd, ScannedChunk, Settings, StoredObject, UploadMachine,
     invariants,
 };
 
@@ -69,7 +69,7 @@ enum Message {
 /// One writer; its machine is told apart by what it would do next.
 #[derive(Debug, Clone)]
 struct Writer {
-    machine: Option<ReplicaReader>,
+    machine: Option<UploadMachine>,
     epoch: u64,
     started: bool,
     messages: Vec<Message>,
@@ -652,7 +652,7 @@ impl Model for Bounds {
                 let epoch = state.writers[number].epoch;
                 state.writers[number].started = true;
                 state.writers[number].machine =
-                    Some(ReplicaReader::new(state.now_ms, settings(self), epoch, 1));
+                    Some(UploadMachine::new(state.now_ms, settings(self), epoch, 1));
                 let committed = Event::Committed {
                     committed_chunk_id: Some(self.fragments - 1),
                     local_first_chunk_id: Some(0),
@@ -692,7 +692,7 @@ impl Model for Bounds {
                 let due_ms = last.writers[number]
                     .machine
                     .as_ref()
-                    .and_then(ReplicaReader::poll_timeout);
+                    .and_then(UploadMachine::poll_timeout);
                 state.now_ms = state.now_ms.max(due_ms.unwrap_or(0));
                 state.send(number, Event::Tick);
             }

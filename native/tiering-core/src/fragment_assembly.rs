@@ -11,7 +11,7 @@ use log_format::crc;
 use log_format::fragment::{FragmentIndexRecord, HEADER, HEADER_BYTES, MAX_SIZE_BYTES};
 
 use crate::mutants::mutant;
-use crate::replica_reader::ScannedChunk;
+use crate::upload::ScannedChunk;
 
 /// A byte range of one segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

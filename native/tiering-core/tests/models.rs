@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::manifest::edit::{self, EditError};
 use tiering_core::manifest::{invariants, retention, search};
-use tiering_core::replica_reader::RetentionBound;
+use tiering_core::upload::RetentionBound;
 
 /// A fragment as the user thinks of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use tiering_core::fragment_assembly::FragmentAssembly;
-use tiering_core::{remote_reader, replica_reader};
+use tiering_core::{read, upload};
 
 #[allow(clippy::needless_update)] // the next counter is noticed below, and not by a test that does not compile
 #[test]
 fn bug_119_every_counter_of_the_upload_machine_is_told_under_a_name_of_its_own() {
-    let counters = replica_reader::Counters {
+    let counters = upload::Counters {
         transfers_completed: 1,
         transfer_retries: 2,
         stalled_retries: 3,
@@ -44,7 +44,7 @@ fn bug_119_every_counter_of_the_upload_machine_is_told_under_a_name_of_its_own()
 
 #[test]
 fn counters_of_the_read_machine_are_told_as_differences() {
-    let later = remote_reader::Counters {
+    let later = read::Counters {
         read_ranges: 10,
         read_bytes: 20,
         chunks_served: 30,
@@ -56,7 +56,7 @@ fn counters_of_the_read_machine_are_told_as_differences() {
         corrupt_ends: 90,
         lost_ends: 100,
     };
-    let earlier = remote_reader::Counters {
+    let earlier = read::Counters {
         read_ranges: 1,
         read_bytes: 2,
         chunks_served: 3,
@@ -68,7 +68,7 @@ fn counters_of_the_read_machine_are_told_as_differences() {
         corrupt_ends: 9,
         lost_ends: 10,
     };
-    let since = remote_reader::Counters {
+    let since = read::Counters {
         read_ranges: 9,
         read_bytes: 18,
         chunks_served: 27,
@@ -83,21 +83,21 @@ fn counters_of_the_read_machine_are_told_as_differences() {
     assert_eq!(later.since(&earlier), since);
     assert_eq!(
         earlier.since(&later),
-        remote_reader::Counters::default(),
+        read::Counters::default(),
         "never negative"
     );
 }
 
 #[test]
 fn every_kind_of_failure_has_a_name() {
-    use remote_reader::FailureKind::{Archived, Bug, Corrupt, Lost, Unavailable};
-    let names = [Corrupt, Lost, Unavailable, Archived, Bug].map(remote_reader::FailureKind::name);
+    use read::FailureKind::{Archived, Bug, Corrupt, Lost, Unavailable};
+    let names = [Corrupt, Lost, Unavailable, Archived, Bug].map(read::FailureKind::name);
     assert_eq!(names, ["corrupt", "lost", "unavailable", "archived", "bug"]);
 }
 
 #[test]
 fn defaults_are_the_documented_ones() {
-    let settings = replica_reader::Settings::default();
+    let settings = upload::Settings::default();
     assert_eq!(settings.fragment_size_bytes, 67_108_864);
     assert_eq!(
         (settings.persist_threshold, settings.persist_interval_ms),
@@ -109,7 +109,7 @@ fn defaults_are_the_documented_ones() {
     );
     // A transfer that is given up is sent again; that must take longer than any that works.
     assert!(settings.transfer_deadline_ms > settings.answer_deadline_ms);
-    let settings = remote_reader::Settings::default();
+    let settings = read::Settings::default();
     assert!(settings.verify_crc);
     assert_eq!(
         settings,
@@ -133,7 +133,7 @@ fn an_empty_assembly_has_no_size() {
 
 #[test]
 fn what_a_closed_reader_held_is_given_to_its_driver() {
-    let mut queue = remote_reader::ReadyQueue::new();
+    let mut queue = read::ReadyQueue::new();
     let header = log_format::chunk::ChunkHeader {
         chunk_type: log_format::chunk::ChunkType::User,
         num_entries: 1,
@@ -148,7 +148,7 @@ fn what_a_closed_reader_held_is_given_to_its_driver() {
     };
     for position in [8, 56, 104] {
         let bytes = bytes::Bytes::copy_from_slice(&header.encode());
-        let _ = queue.push(remote_reader::Chunk {
+        let _ = queue.push(read::Chunk {
             header,
             position,
             bytes: bytes.into(),
@@ -157,7 +157,7 @@ fn what_a_closed_reader_held_is_given_to_its_driver() {
     assert_eq!((queue.len(), queue.is_empty()), (3, false));
     assert!(matches!(
         queue.take(7),
-        remote_reader::ReadOutcome::Chunk { position: 8, .. }
+        read::ReadOutcome::Chunk { position: 8, .. }
     ));
     assert_eq!(queue.taken_bytes(), 48);
     assert_eq!(queue.drain_taken(), (1, 48));

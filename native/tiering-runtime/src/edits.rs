@@ -6,12 +6,12 @@
 use std::sync::Arc;
 
 use tiering_core::manifest::follow::{self, Refused as EditRefused};
-use tiering_core::replica_reader::Pointer;
+use tiering_core::upload::Pointer;
 
 use crate::engine::Engine;
 use crate::manifests::{Offered, Refused, ResolvedManifest};
 use crate::resolve::ResolveError;
-use crate::stream::{EditFrom, Range};
+use crate::upload::{EditFrom, Range};
 
 impl EditFrom {
     /// What leads from one persisted manifest to a later one; `None` if that is better fetched, or one of them is not persisted.

@@ -14,9 +14,9 @@ use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::manifests::Manifests;
 use crate::priority::behind;
+use crate::read::Alarms;
 use crate::read_cache::{self, ReadCache};
 use crate::read_memory::ReadMemory;
-use crate::remote_reader::Alarms;
 use crate::remote_tier::{
     CONTROL_REQUESTS_MAX, DeleteOutcome, Instrumented, KEYS_MAX, Limited, ListPage, Proving,
     RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,

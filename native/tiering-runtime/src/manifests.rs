@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use log_format::manifest::Root;
-use tiering_core::replica_reader::Pointer;
+use tiering_core::upload::Pointer;
 use tokio::sync::watch;
 
 /// Id of a stream: unique per incarnation, safe in an object key.

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log_format::manifest::Root;
-use tiering_core::replica_reader::Pointer;
+use tiering_core::upload::Pointer;
 
 use crate::engine::{Closed, Engine, Shared};
 use crate::manifests::{Offered, Refused, ResolvedManifest};
 use crate::remote_tier::{RemoteTier, Retrying, RetryingPolicy, StoreError};
 use crate::roots::{self, RootReadError};
-use crate::stream::Range;
+use crate::upload::Range;
 
 /// After this the shell looks at the pointer again: the root may have been replaced.
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use log_format::key::KeySpace;
 use log_format::manifest::{Root, RootError};
-use tiering_core::replica_reader::Pointer;
+use tiering_core::upload::Pointer;
 
 use crate::remote_tier::{Described, RemoteTier, StoreError};
 

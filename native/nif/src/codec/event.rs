@@ -1,19 +1,19 @@
 //! Events down to a stream: what the shell answers and tells.
 
 use rustler::{Decoder, Error, NifResult, Term};
-use tiering_core::replica_reader::{CommitOutcome, Pointer, PointerRead, RetentionBound};
-use tiering_runtime::stream::StreamEvent;
+use tiering_core::upload::{CommitOutcome, Pointer, PointerRead, RetentionBound};
+use tiering_runtime::upload::UploadEvent;
 
 use super::{OffsetOrNone, find};
 use crate::atoms;
 
 /// One event.
-pub(crate) struct EventTerm(pub(crate) StreamEvent);
+pub(crate) struct EventTerm(pub(crate) UploadEvent);
 
 impl<'a> Decoder<'a> for EventTerm {
     fn decode(term: Term<'a>) -> NifResult<Self> {
         if atoms::cut() == term {
-            return Ok(Self(StreamEvent::Cut));
+            return Ok(Self(UploadEvent::Cut));
         }
         if let Ok((kind, committed, local_first)) =
             term.decode::<(Term<'a>, OffsetOrNone, OffsetOrNone)>()
@@ -21,22 +21,22 @@ impl<'a> Decoder<'a> for EventTerm {
             if atoms::committed() != kind {
                 return Err(Error::BadArg);
             }
-            return Ok(Self(StreamEvent::Committed {
+            return Ok(Self(UploadEvent::Committed {
                 committed_chunk_id: committed.0,
                 local_first_chunk_id: local_first.0,
             }));
         }
         let (kind, value): (Term<'a>, Term<'a>) = term.decode()?;
         let event = if atoms::pointer() == kind {
-            StreamEvent::Pointer(pointer_read(value)?)
+            UploadEvent::Pointer(pointer_read(value)?)
         } else if atoms::anchor() == kind {
-            StreamEvent::Anchor {
+            UploadEvent::Anchor {
                 ok: ok_or_error(value)?,
             }
         } else if atoms::pointer_committed() == kind {
-            StreamEvent::PointerCommitted(commit_outcome(value)?)
+            UploadEvent::PointerCommitted(commit_outcome(value)?)
         } else if atoms::retention() == kind {
-            StreamEvent::Retention(retention(value)?)
+            UploadEvent::Retention(retention(value)?)
         } else {
             return Err(Error::BadArg);
         };

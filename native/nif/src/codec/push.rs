@@ -1,18 +1,18 @@
 //! Pushes up to the owner of a stream.
 
 use rustler::{Atom, Encoder, Env, Term};
-use tiering_core::replica_reader::{Pointer, Recovery};
-use tiering_runtime::stream::{EditFrom, Range, Stopped, StreamPush};
+use tiering_core::upload::{Pointer, Recovery};
+use tiering_runtime::upload::{EditFrom, Range, Stopped, UploadPush};
 
 use super::{binary, map, text};
 use crate::atoms;
 
 /// The event part of the message.
-pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
+pub(crate) fn push_term<'a>(env: Env<'a>, push: &UploadPush) -> Term<'a> {
     match push {
-        StreamPush::ReadPointer => atoms::read_pointer().encode(env),
-        StreamPush::WriteAnchor => atoms::write_anchor().encode(env),
-        StreamPush::CommitPointer {
+        UploadPush::ReadPointer => atoms::read_pointer().encode(env),
+        UploadPush::WriteAnchor => atoms::write_anchor().encode(env),
+        UploadPush::CommitPointer {
             epoch,
             uid,
             next_offset,
@@ -25,7 +25,7 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             *expected_revision,
         )
             .encode(env),
-        StreamPush::Range(range, edit) => {
+        UploadPush::Range(range, edit) => {
             let edit = match edit {
                 Some(EditFrom { pointer, bytes }) => {
                     (pointer_term(env, *pointer), binary(env, bytes)).encode(env)
@@ -34,7 +34,7 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             };
             (atoms::range(), range_map(env, range), edit).encode(env)
         }
-        StreamPush::Recovery {
+        UploadPush::Recovery {
             kind,
             from_offset,
             to_offset,
@@ -45,7 +45,7 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             };
             (atoms::recovery(), kind, *from_offset, *to_offset).encode(env)
         }
-        StreamPush::Abandoned {
+        UploadPush::Abandoned {
             root_key,
             first_offset,
             next_offset,
@@ -53,11 +53,11 @@ pub(crate) fn push_term<'a>(env: Env<'a>, push: &StreamPush) -> Term<'a> {
             let key = text(env, root_key);
             (atoms::abandoned(), key, *first_offset, *next_offset).encode(env)
         }
-        StreamPush::Problem { kind, text: reason } => {
+        UploadPush::Problem { kind, text: reason } => {
             (atoms::problem(), name(env, kind), text(env, reason)).encode(env)
         }
-        StreamPush::Recovered { kind } => (atoms::recovered(), name(env, kind)).encode(env),
-        StreamPush::Stopped(reason) => {
+        UploadPush::Recovered { kind } => (atoms::recovered(), name(env, kind)).encode(env),
+        UploadPush::Stopped(reason) => {
             let reason = match reason {
                 Stopped::Deleted => atoms::deleted(),
                 Stopped::ConflictLost => atoms::conflict_lost(),

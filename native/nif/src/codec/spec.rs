@@ -2,7 +2,7 @@
 
 use rustler::{Decoder, Encoder, Env, Error, NifResult, Term};
 use tiering_core::route::{LocalSpec, Route, Spec};
-use tiering_runtime::remote_reader::Start;
+use tiering_runtime::read::Start;
 
 use crate::atoms;
 

@@ -1,14 +1,14 @@
 //! The status of one stream as a map.
 
 use rustler::{Atom, Encoder, Env, NifResult, Term};
-use tiering_core::replica_reader::{Activity, Problem};
-use tiering_runtime::stream::StreamStatus;
+use tiering_core::upload::{Activity, Problem};
+use tiering_runtime::upload::UploadStatus;
 
 use super::{counters, map, text};
 use crate::atoms;
 
-/// `stream_status/1`.
-pub(crate) fn status_map<'a>(env: Env<'a>, status: &StreamStatus) -> NifResult<Term<'a>> {
+/// `upload_status/1`.
+pub(crate) fn status_map<'a>(env: Env<'a>, status: &UploadStatus) -> NifResult<Term<'a>> {
     let machine = &status.machine;
     let phase = match machine.activity {
         Activity::Resolving => atoms::resolving(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use log_format::manifest::{Entry, Kind, NO_TIMESTAMP, Root};
 use tiering_core::manifest::trim;
-use tiering_core::replica_reader::StoredObject;
+use tiering_core::upload::StoredObject;
 
 use crate::store::Bucket;
 

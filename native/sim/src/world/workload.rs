@@ -372,10 +372,7 @@ impl World {
     pub(super) fn request_cut(&mut self, stream: usize) {
         if let Some(uploader) = self.streams.get(stream).and_then(|state| state.uploader) {
             self.coverage.hit("cut requested");
-            self.at(
-                1,
-                Event::Answer(uploader, replica_reader::Event::CutRequested),
-            );
+            self.at(1, Event::Answer(uploader, upload::Event::CutRequested));
         }
     }
 }

@@ -3,7 +3,7 @@
 use log_format::manifest::{Entry, Kind};
 
 use crate::mutants::mutant;
-use crate::replica_reader::RetentionBound;
+use crate::upload::RetentionBound;
 
 /// A timestamp that is further ahead than this was given by a clock that was wrong. One that is less is waited for.
 const FUTURE_MS: i64 = 15 * 60 * 1_000;

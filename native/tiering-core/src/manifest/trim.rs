@@ -12,7 +12,7 @@ use log_format::manifest::{Entry, Group, Kind, NO_TIMESTAMP, Root};
 use super::edit::{Beginning, Edit};
 use super::retention::{expired, is_from_the_future, leading_to_drop};
 use crate::mutants::mutant;
-use crate::replica_reader::RetentionBound;
+use crate::upload::RetentionBound;
 
 /// Groups that a look may need: a path to the oldest fragment and the one after it.
 const MAX_CACHED: usize = 6;

@@ -9,7 +9,7 @@ use std::path::Path;
 use log_format::chunk::{ChunkHeader, HEADER_BYTES};
 use log_format::index::{self, IndexRecord};
 use log_format::segment;
-use tiering_core::replica_reader::{ScanEnd, Witness};
+use tiering_core::upload::{ScanEnd, Witness};
 
 use super::read_at_most;
 

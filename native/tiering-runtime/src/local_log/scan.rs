@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use log_format::chunk::{ChunkHeader, HEADER_BYTES, MAX_FILTER_BYTES};
 use log_format::crc;
-use tiering_core::replica_reader::{ScanBatch, ScanEnd, ScannedChunk, Witness};
+use tiering_core::upload::{ScanBatch, ScanEnd, ScannedChunk, Witness};
 
 use super::locate::{Cursor, Opened, open_at};
 use super::read_at_most;

@@ -4,7 +4,7 @@
 //! the store, a listing that agrees, bytes that were seen to be whole. Whatever else an answer is, it passes or it stalls, and its
 //! text says what it was.
 
-use tiering_core::replica_reader::Failure;
+use tiering_core::upload::Failure;
 
 use super::{StoreError, StoreErrorKind};
 
