@@ -6,15 +6,15 @@ works on this node.
 Owns two persistent terms and no process. Knows nothing about streams.
 """.
 
--include("rabbitmq_stream_s3.hrl").
-
 -export([
     engine/0,
     set_engine/1,
     erase_engine/0,
+    with_engine/1,
     mode/0,
     set_mode/1,
     erase_mode/0,
+    stream_id/1,
     utf8/1
 ]).
 
@@ -37,7 +37,17 @@ Owns two persistent terms and no process. Knows nothing about streams.
 What the shell knows of a local member of a stream; made by the hooks, or by the reconciler for one
 that was there before.
 """.
--type member_info() :: rabbitmq_stream_s3_hooks:info().
+-type member_info() :: #{
+    stream_id := stream_id(),
+    name := osiris:name(),
+    dir := file:filename_all(),
+    shared := atomics:atomics_ref(),
+    counter := counters:counters_ref(),
+    reference := term(),
+    epoch := osiris:epoch(),
+    retention := [osiris:retention_spec()],
+    leader_pid => pid()
+}.
 
 -doc "What is durable of a stream: `[first_offset, next_offset)`, as pushed by the native stream.".
 -type range() :: #{
@@ -60,6 +70,7 @@ that was there before.
 
 -type engine() :: rabbitmq_stream_s3_nif:engine().
 
+-define(ENGINE, {?MODULE, engine}).
 -define(MODE, {?MODULE, mode}).
 
 -spec engine() -> {ok, engine()} | undefined.
@@ -78,6 +89,17 @@ erase_engine() ->
     _ = persistent_term:erase(?ENGINE),
     ok.
 
+-doc "Calls the function with the engine, if there is one.".
+-spec with_engine(fun((engine()) -> term())) -> ok.
+with_engine(Fun) ->
+    case engine() of
+        {ok, Engine} ->
+            _ = Fun(Engine),
+            ok;
+        undefined ->
+            ok
+    end.
+
 -spec mode() -> mode().
 mode() ->
     persistent_term:get(?MODE, stopped).
@@ -90,6 +112,11 @@ set_mode(Mode) ->
 erase_mode() ->
     _ = persistent_term:erase(?MODE),
     ok.
+
+-doc "The name under which native code and bucket know an osiris log.".
+-spec stream_id(osiris:name()) -> stream_id().
+stream_id(Name) when is_binary(Name) -> Name;
+stream_id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
 
 -doc "A file name or any text as a UTF-8 binary, which is all that the native side takes.".
 -spec utf8(unicode:chardata() | atom()) -> binary().

@@ -71,7 +71,7 @@ init([]) ->
             %% empty.
             ok = lists:foreach(
                 fun(StreamId) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end,
-                rabbitmq_stream_s3_manifest_replica:streams()
+                rabbitmq_stream_s3_manifest_cache:streams()
             ),
             ok = rabbitmq_stream_s3_manifest_replica:engine_opened(),
             ok = rabbitmq_stream_s3_governor:engine_opened(),

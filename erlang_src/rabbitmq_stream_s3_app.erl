@@ -47,7 +47,7 @@ start(_Type, _Args) ->
 prep_stop(State) ->
     %% The hooks go in detach/0; until then, what would need the engine is unavailable. Tables that
     %% say what that hides go before.
-    Seen = {rabbitmq_stream_s3_hidden:streams(), rabbitmq_stream_s3_hidden:kept()},
+    Seen = {rabbitmq_stream_s3_status_hidden:streams(), rabbitmq_stream_s3_status_hidden:kept()},
     ok = persistent_term:put(?SEEN, Seen),
     ok = rabbitmq_stream_s3:erase_engine(),
     ok = rabbitmq_stream_s3_prometheus:stop(),
@@ -65,7 +65,7 @@ attach_early() ->
             %% Not that it is inert already: a running node may start the application first.
             stopped ?= rabbitmq_stream_s3:mode(),
             ok ?= metadata_store(),
-            ok ?= rabbitmq_stream_s3_osiris:attach()
+            ok ?= rabbitmq_stream_s3_host_osiris:attach()
         else
             _SaidLater -> ok
         end
@@ -87,11 +87,11 @@ detach() ->
         case persistent_term:get(?SEEN, none) of
             {_, _} = Seen -> Seen;
             %% It has ended by itself.
-            none -> {[], rabbitmq_stream_s3_hidden:kept()}
+            none -> {[], rabbitmq_stream_s3_status_hidden:kept()}
         end,
     _ = persistent_term:erase(?SEEN),
-    ok = rabbitmq_stream_s3_osiris:detach(Kept),
-    case rabbitmq_stream_s3_hidden:text(Hidden) of
+    ok = rabbitmq_stream_s3_host_osiris:detach(Kept),
+    case rabbitmq_stream_s3_status_hidden:text(Hidden) of
         none ->
             ok;
         Text ->
@@ -161,18 +161,18 @@ start_inert(Kind, Text) ->
 protect() ->
     case metadata_store() of
         ok ->
-            case rabbitmq_stream_s3_osiris:attach() of
+            case rabbitmq_stream_s3_host_osiris:attach() of
                 ok ->
                     ok;
                 {error, {_, Text}} ->
-                    case rabbitmq_stream_s3_osiris:status() of
+                    case rabbitmq_stream_s3_host_osiris:status() of
                         #{attached := true} -> ok;
                         #{} -> {error, Text}
                     end
             end;
         {inert, _, _} ->
             %% There is no pointer, and what was attached early is in nobody's way.
-            ok = rabbitmq_stream_s3_osiris:detach()
+            ok = rabbitmq_stream_s3_host_osiris:detach()
     end.
 
 start_active() ->
@@ -205,10 +205,10 @@ attach() ->
     %% In this order: nobody may find a member's stream unknown when our readers come.
     ok = rabbitmq_stream_s3_manifest_replica:mark_members(),
     maybe
-        ok ?= rabbitmq_stream_s3_osiris:attach(),
+        ok ?= rabbitmq_stream_s3_host_osiris:attach(),
         ok = rabbitmq_stream_s3:set_mode(active),
         ok = rabbitmq_stream_s3_reconciler:reconcile(),
-        #{mode := Mode} = rabbitmq_stream_s3_osiris:status(),
+        #{mode := Mode} = rabbitmq_stream_s3_host_osiris:status(),
         ?LOG_INFO(
             "stream_s3: active, bucket ~ts, hooks of osiris: ~ts",
             [rabbitmq_stream_s3_config:get(bucket), Mode],

@@ -12,7 +12,6 @@ table do not show them.
 
 -export([load/0, check/1, get/1, public/0, engine_config/0, hide_secrets/0, erase/0, defaults/0]).
 
--define(APP, rabbitmq_stream_s3).
 -define(TERM, {?MODULE, checked}).
 -define(SECRETS, [secret_access_key, session_token]).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
@@ -31,7 +30,7 @@ table do not show them.
 -doc "Checks the environment and keeps the result for `get/1`.".
 -spec load() -> {ok, settings()} | {error, not_configured | {invalid, binary()}}.
 load() ->
-    case check(application:get_all_env(?APP)) of
+    case check(application:get_all_env(rabbitmq_stream_s3)) of
         {ok, Settings} ->
             persistent_term:put(?TERM, Settings),
             {ok, Settings};
@@ -158,11 +157,11 @@ hide_secrets() ->
     lists:foreach(fun hide_secret/1, ?SECRETS).
 
 hide_secret(Key) ->
-    case application:get_env(?APP, Key) of
+    case application:get_env(rabbitmq_stream_s3, Key) of
         {ok, Value} when Value =/= undefined, not is_tuple(Value) ->
             case credentials_obfuscation:encrypt(plain(Value)) of
                 {encrypted, _} = Hidden ->
-                    application:set_env(?APP, Key, {obfuscated, Hidden}, [{persistent, true}]);
+                    application:set_env(rabbitmq_stream_s3, Key, {obfuscated, Hidden}, [{persistent, true}]);
                 _NotReady ->
                     ok
             end;
@@ -171,7 +170,7 @@ hide_secret(Key) ->
     end.
 
 secret(Key) ->
-    case application:get_env(?APP, Key) of
+    case application:get_env(rabbitmq_stream_s3, Key) of
         {ok, {obfuscated, Hidden}} -> credentials_obfuscation:decrypt(Hidden);
         {ok, Value} when Value =/= undefined -> plain(Value);
         _ -> undefined

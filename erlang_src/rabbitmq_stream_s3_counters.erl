@@ -8,7 +8,6 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
 
 -export([init/0, delete/0, add/1, add/2, overview/0, fields/0]).
 
--define(GROUP, rabbitmq_stream_s3).
 -define(TERM, {?MODULE, node}).
 
 -define(FIELDS, [
@@ -60,14 +59,14 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
 
 -spec init() -> ok.
 init() ->
-    _ = seshat:new_group(?GROUP),
-    Counters = seshat:new(?GROUP, node, ?FIELDS),
+    _ = seshat:new_group(rabbitmq_stream_s3),
+    Counters = seshat:new(rabbitmq_stream_s3, node, ?FIELDS),
     persistent_term:put(?TERM, Counters).
 
 -spec delete() -> ok.
 delete() ->
     _ = persistent_term:erase(?TERM),
-    seshat:delete_group(?GROUP).
+    seshat:delete_group(rabbitmq_stream_s3).
 
 -spec add(name()) -> ok.
 add(Name) ->

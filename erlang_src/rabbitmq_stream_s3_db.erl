@@ -17,7 +17,7 @@ stream id is unique per incarnation. keep_while knows names only: that the queue
 very stream is checked in the transaction that makes the container, and nothing else makes one. Each
 write carries its own keep_while: it fails if the queue is gone.
 
-What asks a quorum waits for its turn (rabbitmq_stream_s3_quorum).
+What asks a quorum waits for its turn (rabbitmq_stream_s3_db_quorum).
 """.
 
 -include_lib("khepri/include/khepri.hrl").
@@ -51,7 +51,6 @@ What asks a quorum waits for its turn (rabbitmq_stream_s3_quorum).
 -define(PROCEDURE, [
     rabbitmq, stored_procedures, ?MODULE, rabbitmq_stream_s3_db_sq_deletion
 ]).
--define(TRIGGER, rabbitmq_stream_s3_stream_deleted).
 %% Of the Raft machine, so of all members: what comes with 0.18.
 -define(TRIGGER_MACHINE_VERSION, 3).
 -define(READ_TIMEOUT_MS, 5000).
@@ -76,7 +75,7 @@ get(StreamId) ->
 -spec get_consistent(rabbitmq_stream_s3:stream_id()) ->
     {ok, pointer()} | not_found | {error, reason()}.
 get_consistent(StreamId) ->
-    rabbitmq_stream_s3_quorum:run(fun() ->
+    rabbitmq_stream_s3_db_quorum:run(fun() ->
         read_pointer(StreamId, #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS})
     end).
 
@@ -97,7 +96,7 @@ durable_end(StreamId, Timeout) ->
 anchor_exists(StreamId) ->
     Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
     Ask = fun() -> fold(khepri_adv:get(store(), path(StreamId, anchor), Options)) end,
-    case rabbitmq_stream_s3_quorum:run(Ask) of
+    case rabbitmq_stream_s3_db_quorum:run(Ask) of
         {ok, _} -> true;
         {error, not_found} -> false;
         {error, Reason} -> {error, Reason}
@@ -112,7 +111,7 @@ All queues are looked through: ask for many streams at once.
 -spec gone([rabbitmq_stream_s3:stream_id()]) ->
     {ok, [rabbitmq_stream_s3:stream_id()]} | {error, reason()}.
 gone(StreamIds) ->
-    rabbitmq_stream_s3_quorum:run(fun() ->
+    rabbitmq_stream_s3_db_quorum:run(fun() ->
         maybe
             {ok, Containers} ?= get_many(?ROOT ++ [#if_any{conditions = StreamIds}]),
             {ok, Queues} ?= get_many(queues_of(StreamIds)),
@@ -136,12 +135,12 @@ queues_of(StreamIds) ->
 
 stream_id(Queue) ->
     #{name := Name} = amqqueue:get_type_state(Queue),
-    rabbitmq_stream_s3_hooks:stream_id(Name).
+    rabbitmq_stream_s3:stream_id(Name).
 
 -doc "`not_found`: the queue is gone, or is another stream by now; nothing was written.".
 -spec put_anchor(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name()) -> ok | {error, reason()}.
 put_anchor(StreamId, QName) ->
-    rabbitmq_stream_s3_quorum:run(fun() ->
+    rabbitmq_stream_s3_db_quorum:run(fun() ->
         maybe
             ok ?= put_container(StreamId, QName),
             {ok, _} ?= fold(put(in_container(StreamId, anchor), StreamId, QName)),
@@ -171,7 +170,7 @@ commit_pointer(StreamId, QName, Epoch, Uid, Next, 0) ->
             {error, _} -> error
         end
     end,
-    case rabbitmq_stream_s3_quorum:run(Commit) of
+    case rabbitmq_stream_s3_db_quorum:run(Commit) of
         {error, timeout} -> error;
         Outcome -> Outcome
     end;
@@ -249,7 +248,7 @@ do_register_trigger() ->
     Options = #{timeout => ?WRITE_TIMEOUT_MS},
     maybe
         ok ?= khepri:put(store(), ?PROCEDURE, deletion_procedure(?MODULE), Options),
-        khepri:register_trigger(store(), ?TRIGGER, Filter, ?PROCEDURE, Options)
+        khepri:register_trigger(store(), rabbitmq_stream_s3_stream_deleted, Filter, ?PROCEDURE, Options)
     end.
 
 -doc "Runs on Khepri's leader; if the plugin's processes are not there, the others are told.".
@@ -260,7 +259,7 @@ handle_queue_deletion(Trigger) when is_tuple(Trigger) ->
     lists:foreach(fun handle_queue_deletion/1, Events);
 handle_queue_deletion(#{path := [rabbitmq, rabbitmq_stream_s3, StreamId]}) ->
     ok = rabbitmq_stream_s3_counters:add(stored_procedure_calls),
-    rabbitmq_stream_s3_lister:delete_stream(StreamId);
+    rabbitmq_stream_s3_peers:delete_stream(StreamId);
 handle_queue_deletion(_Other) ->
     ok.
 

@@ -2,33 +2,17 @@
 %% when retention is evaluated. Runs in processes that must never wait or fail because of us: every
 %% hook swallows its own errors, says so in the log, and only sends casts.
 %% Does not own: the readers of streams (rabbitmq_stream_s3_reconciler starts them), the deletion
-%% of segments (rabbitmq_stream_s3_local_retention).
+%% of segments (rabbitmq_stream_s3_host_retention).
 -module(rabbitmq_stream_s3_hooks).
 
 %% called by the wrappers in osiris_log
 -export([empty_log/1, on_init/3, on_update_retention/2, evaluate_retention/2]).
 -export([first_offset/2, first_timestamp/2]).
-%% called by the shell
--export([evaluate_local_retention/1, stream_id/1]).
 
 -include_lib("kernel/include/logger.hrl").
--include("rabbitmq_stream_s3.hrl").
-
--define(UNBOUNDED_BYTES, (1 bsl 62)).
 
 -type member() :: writer | acceptor.
--type info() :: #{
-    stream_id := binary(),
-    name := osiris:name(),
-    dir := file:filename_all(),
-    shared := atomics:atomics_ref(),
-    counter := counters:counters_ref(),
-    reference := term(),
-    epoch := osiris:epoch(),
-    retention := [osiris:retention_spec()],
-    leader_pid => pid()
-}.
--export_type([member/0, info/0]).
+-export_type([member/0]).
 
 -doc """
 The log of a writer is empty. The offset at which it has to begin: the end of what is durable, or 0 if
@@ -40,8 +24,8 @@ empty_log(#{epoch := 1}) ->
     %% The first writer that the stream has ever had.
     0;
 empty_log(#{name := Name}) ->
-    StreamId = stream_id(Name),
-    case rabbitmq_stream_s3_durable_end:find(StreamId) of
+    StreamId = rabbitmq_stream_s3:stream_id(Name),
+    case rabbitmq_stream_s3_manifest_end:find(StreamId) of
         {ok, 0} ->
             0;
         {ok, Offset} ->
@@ -78,7 +62,7 @@ on_init(Type, Config, State) ->
         %% discovery walks over this member later.
         ok = rabbitmq_stream_s3_manifest_replica:member_started(Type, Dir, StreamId),
         ok = floor_of_empty(Type, State),
-        ok = rabbitmq_stream_s3_protection:member_started(StreamId),
+        ok = rabbitmq_stream_s3_manifest_protection:member_started(StreamId),
         gen_server:cast(rabbitmq_stream_s3_reconciler, {attach, Type, self(), Info})
     end).
 
@@ -86,10 +70,10 @@ on_init(Type, Config, State) ->
 -spec on_update_retention([osiris:retention_spec()], osiris_log:state()) -> ok.
 on_update_retention(Specs, State) ->
     guarded(on_update_retention, fun() ->
-        StreamId = stream_id(osiris_log:get_name(State)),
+        StreamId = rabbitmq_stream_s3:stream_id(osiris_log:get_name(State)),
         gen_server:cast(
             rabbitmq_stream_s3_reconciler,
-            {update_retention, StreamId, self(), user_specs(Specs)}
+            {update_retention, StreamId, self(), rabbitmq_stream_s3_host_retention:user_specs(Specs)}
         )
     end).
 
@@ -97,12 +81,12 @@ on_update_retention(Specs, State) ->
 -spec evaluate_retention(file:filename_all(), [tuple()]) -> ok.
 evaluate_retention(Dir, _Specs) ->
     guarded(evaluate_retention, fun() ->
-        case range(lookup(?DIRS, unicode:characters_to_binary(Dir))) of
-            #{next_offset := RemoteNext} ->
-                _ = rabbitmq_stream_s3_local_retention:trim(Dir, RemoteNext),
-                ok;
-            _ ->
-                ok
+        maybe
+            {ok, StreamId} ?= rabbitmq_stream_s3_manifest_cache:dir(Dir),
+            {ok, #{next_offset := RemoteNext}} ?= rabbitmq_stream_s3_manifest_cache:range(StreamId),
+            rabbitmq_stream_s3_host_retention:trim(Dir, RemoteNext, fun(Segments, Size) ->
+                rabbitmq_stream_s3_replica_lag:trimmable(StreamId, Segments, Size)
+            end)
         end
     end).
 
@@ -119,38 +103,6 @@ first_offset(State, Local) ->
 first_timestamp(State, Local) ->
     first_of_both(State, Local, first_timestamp).
 
--doc """
-Asks osiris to evaluate the retention of a log now. Osiris would do so only when a segment is full
-and the user has set a bound; a persist can come much later, and the segments it covers go then.
-Osiris keeps one timer for each log, which ends with the process that asked last: so this asks in
-the name of the member, as the member itself does.
-""".
--spec evaluate_local_retention(info()) -> ok.
-evaluate_local_retention(Info) ->
-    #{stream_id := StreamId, name := Name, dir := Dir, retention := Retention} = Info,
-    #{shared := Shared, counter := Counter} = Info,
-    Specs =
-        case user_specs(Retention) of
-            %% Osiris ignores an empty list, not a bound that nothing reaches.
-            [] -> [{max_bytes, ?UNBOUNDED_BYTES}];
-            UserSpecs -> UserSpecs
-        end,
-    %% Added by the instrumentation, so not known to xref.
-    Log = osiris_log,
-    Evaluated = Log:'$retention_evaluated'(Shared, Counter),
-    case lookup(?DIRS, {member, StreamId}) of
-        {ok, Member} ->
-            %% What osiris_retention:eval/4 sends, with another process than this one.
-            gen_server:cast(osiris_retention, {eval, Member, Name, Dir, Specs, Evaluated});
-        none ->
-            osiris_retention:eval(Name, Dir, Specs, Evaluated)
-    end.
-
--doc "The name under which native code and bucket know an osiris log.".
--spec stream_id(osiris:name()) -> binary().
-stream_id(Name) when is_binary(Name) -> Name;
-stream_id(Name) when is_list(Name) -> unicode:characters_to_binary(Name).
-
 %% Osiris says one less, and does not correct it when the first chunk comes: a reader would take that
 %% offset for one that the local log has.
 floor_of_empty(acceptor, State) ->
@@ -165,49 +117,30 @@ floor_of_empty(writer, _) ->
 
 info(#{name := Name, dir := Dir, epoch := Epoch} = Config, State) ->
     Info = #{
-        stream_id => stream_id(Name),
+        stream_id => rabbitmq_stream_s3:stream_id(Name),
         name => Name,
         dir => Dir,
         shared => osiris_log:get_shared(State),
         counter => osiris_log:counters_ref(State),
         reference => maps:get(reference, Config, Name),
         epoch => Epoch,
-        retention => user_specs(maps:get(retention, Config, []))
+        retention => rabbitmq_stream_s3_host_retention:user_specs(maps:get(retention, Config, []))
     },
     maps:merge(Info, maps:with([leader_pid], Config)).
 
 first_of_both(State, Local, Key) ->
-    StreamId = stream_id(osiris_log:get_name(State)),
-    case lookup(?MANIFEST_CACHE, StreamId) of
+    StreamId = rabbitmq_stream_s3:stream_id(osiris_log:get_name(State)),
+    case rabbitmq_stream_s3_manifest_cache:range(StreamId) of
         {ok, #{first_offset := Same, next_offset := Same}} -> Local;
         {ok, #{Key := Remote}} -> min(Local, Remote);
-        {ok, pending} -> 0;
+        pending -> 0;
         %% Nobody has announced it yet, as at the start of the node; or the plugin is inert.
         none ->
-            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+            case rabbitmq_stream_s3_manifest_protection:is_protected(StreamId) of
                 true -> 0;
                 false -> Local
             end
     end.
-
-range({ok, StreamId}) ->
-    case lookup(?MANIFEST_CACHE, StreamId) of
-        {ok, Range} -> Range;
-        none -> none
-    end;
-range(none) ->
-    none.
-
-lookup(Table, Key) ->
-    try ets:lookup(Table, Key) of
-        [{_, Value}] -> {ok, Value};
-        [] -> none
-    catch
-        error:badarg -> none
-    end.
-
-user_specs(Specs) ->
-    [Spec || Spec <- Specs, element(1, Spec) =/= 'fun'].
 
 guarded(Hook, Fun) ->
     try

@@ -1,10 +1,10 @@
 -module(rabbitmq_stream_s3_host_check).
 -moduledoc """
 Whether the plugin could be added to an osiris that does not run: before RabbitMQ is upgraded to it.
-Reads its files and changes nothing. The same checks as `rabbitmq_stream_s3_osiris:attach/0`, of what
+Reads its files and changes nothing. The same checks as `rabbitmq_stream_s3_host_osiris:attach/0`, of what
 is in files and not of what is loaded. Needs no node: it runs in the command line tool, too.
 
-Owns where an osiris may be found; the shape that it must have is rabbitmq_stream_s3_osiris_forms'.
+Owns where an osiris may be found; the shape that it must have is rabbitmq_stream_s3_host_forms'.
 """.
 
 -export([check/1]).
@@ -105,7 +105,7 @@ examined(#{osiris_log_hooks := _, osiris_log_reader := _} = Beams) ->
     Wanted = [{B, callbacks(maps:get(B, Beams))} || B <- [osiris_log_hooks, osiris_log_reader]],
     case [B || {B, []} <- Wanted] of
         [] ->
-            case rabbitmq_stream_s3_osiris:missing_callbacks(Wanted) of
+            case rabbitmq_stream_s3_host_osiris:missing_callbacks(Wanted) of
                 [] -> neighbours(native, Beams);
                 Missing -> shape(io_lib:format("osiris wants unknown callbacks: ~0p", [Missing]))
             end;
@@ -115,7 +115,7 @@ examined(#{osiris_log_hooks := _, osiris_log_reader := _} = Beams) ->
 examined(#{osiris_log := Binary} = Beams) ->
     maybe
         {ok, Forms} ?= abstract_code(Binary),
-        {ok, _} ?= rabbitmq_stream_s3_osiris:instrumented(Forms),
+        {ok, _} ?= rabbitmq_stream_s3_host_osiris:instrumented(Forms),
         neighbours(instrumented, Beams)
     end.
 
@@ -134,7 +134,7 @@ abstract_code(Binary) ->
 neighbours(How, Beams) ->
     Missing = [
         MFA
-     || {M, F, A} = MFA <- rabbitmq_stream_s3_osiris:called(),
+     || {M, F, A} = MFA <- rabbitmq_stream_s3_host_osiris:called(),
         not lists:member({F, A}, exports(maps:get(M, Beams, none)))
     ],
     case Missing of

@@ -16,7 +16,7 @@ interrupts stays in the bucket, under a prefix without an anchor.
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, delete_stream/1, pending/0]).
+-export([start_link/0, pending/0]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
@@ -60,21 +60,6 @@ interrupts stays in the bucket, under a prefix without an anchor.
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
-
--doc "On this node if the plugin runs here, else on the others; two nodes at it do no harm.".
--spec delete_stream(stream_id()) -> ok.
-delete_stream(StreamId) ->
-    case whereis(?MODULE) of
-        undefined ->
-            %% Who calls is Khepri's own process: nothing is waited for.
-            Message = {'$gen_cast', {delete_stream, StreamId}},
-            lists:foreach(
-                fun(Node) -> erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) end,
-                nodes()
-            );
-        Pid ->
-            gen_server:cast(Pid, {delete_stream, StreamId})
-    end.
 
 -doc "Streams whose objects are still to be removed.".
 -spec pending() -> [stream_id()] | {error, unavailable}.

@@ -5,15 +5,15 @@
 %% Opening one never waits and reading from one never waits: "no chunk yet" is the answer of everything
 %% that takes time, and the owner is woken.
 %% Does not own: opening it (rabbitmq_stream_s3_reader_open), which tier it reads from
-%% (rabbitmq_stream_s3_tiers), reading itself. Local: a stock reader inside; remote:
-%% rabbitmq_stream_s3_remote_log. Nor where a consumer starts: rabbitmq_stream_s3_offset_spec.
+%% (rabbitmq_stream_s3_reader_tier), reading itself. Local: a stock reader inside; remote:
+%% rabbitmq_stream_s3_reader_remote. Nor where a consumer starts: rabbitmq_stream_s3_reader_start.
 -module(rabbitmq_stream_s3_log_reader).
 
 %% called by the wrappers in osiris_log
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
 -export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
 -export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
-%% called by rabbitmq_stream_s3_drain
+%% called by rabbitmq_stream_s3_reader_drain
 -export([is_at_end/1, wake_after/2, owner/1]).
 
 -include("rabbitmq_stream_s3_reader.hrl").
@@ -21,16 +21,12 @@
 -opaque state() :: {?MODULE, #reader{}}.
 -export_type([state/0]).
 
--define(OPEN, rabbitmq_stream_s3_reader_open).
--define(TIERS, rabbitmq_stream_s3_tiers).
--define(WAIT, rabbitmq_stream_s3_reader_wait).
--define(STATE, rabbitmq_stream_s3_reader_state).
 
 -doc "Opens a reader on the tier that has the offset. A stream that is not tiered stays stock.".
 -spec init_offset_reader(osiris:offset_spec(), map()) ->
     {ok, state() | osiris_log:state()} | {error, term()}.
 init_offset_reader(Spec, Context) ->
-    case ?OPEN:open(Spec, Context) of
+    case rabbitmq_stream_s3_reader_open:open(Spec, Context) of
         {ok, Reader} -> {ok, {?MODULE, Reader}};
         {stock, Opened} -> Opened;
         {error, _} = Error -> Error
@@ -47,7 +43,7 @@ its counting switched off.
 """.
 -spec adopt(osiris_log:state(), map()) -> {ok, state()} | false.
 adopt(Inner, Parts) ->
-    case ?OPEN:adopt(Inner, Parts) of
+    case rabbitmq_stream_s3_reader_open:adopt(Inner, Parts) of
         {ok, Reader} -> {ok, {?MODULE, Reader}};
         false -> false
     end.
@@ -57,11 +53,11 @@ adopt(Inner, Parts) ->
 -spec send_file(gen_tcp:socket() | ssl:sslsocket(), state(), callback()) ->
     {ok, state()} | {end_of_stream, state()} | {error, term()}.
 send_file(Socket, {?MODULE, Ours}, Callback) ->
-    case ?STATE:current(Ours) of
+    case rabbitmq_stream_s3_reader_state:current(Ours) of
         {ok, Reader} ->
             send_chunk(Socket, Reader, Callback);
         {unknown, Queue} ->
-            ok = rabbitmq_stream_s3_subscription:end_stream(Queue, unknown_reader),
+            ok = rabbitmq_stream_s3_reader_subscription:end_stream(Queue, unknown_reader),
             {end_of_stream, {?MODULE, Ours}};
         {error, _} = Error ->
             Error
@@ -84,7 +80,7 @@ send_chunk(Socket, Reader, Callback) ->
             {error, _} = Error -> Error
         end
     end,
-    case ?TIERS:read(Reader, Local, Deliver) of
+    case rabbitmq_stream_s3_reader_tier:read(Reader, Local, Deliver) of
         {end_of_stream, #reader{asks_again = AsksAgain} = Next} ->
             {end_of_stream, {?MODULE, Next#reader{asks_again = not AsksAgain}}};
         {ok, Next} ->
@@ -92,7 +88,7 @@ send_chunk(Socket, Reader, Callback) ->
         {refused, Kind, Next} ->
             %% An error would be logged by the connection, and its consumer would wait for ever; not
             %% every RabbitMQ 4 has a clause for it everywhere.
-            ok = rabbitmq_stream_s3_subscription:end_stream(
+            ok = rabbitmq_stream_s3_reader_subscription:end_stream(
                 Next#reader.counter_id, Next#reader.reference, Next#reader.shared, Kind
             ),
             {end_of_stream, {?MODULE, Next}};
@@ -123,7 +119,7 @@ chunk_iterator(State, Credit) ->
 -spec chunk_iterator(state(), pos_integer() | all, term()) ->
     {ok, map(), term(), state()} | {end_of_stream, state()} | {error, term()}.
 chunk_iterator({?MODULE, Ours}, Credit, Previous) ->
-    case ?STATE:current(Ours) of
+    case rabbitmq_stream_s3_reader_state:current(Ours) of
         {ok, Reader} ->
             next_chunk(unless_ended(Reader#reader{asks_again = false}), Credit, Previous);
         {unknown, Queue} ->
@@ -136,7 +132,7 @@ chunk_iterator({?MODULE, Ours}, Credit, Previous) ->
 end_amqp_once(Queue, Ours) ->
     Key = {?MODULE, not_understood, erlang:phash2(Ours)},
     case put(Key, ended) of
-        undefined -> rabbitmq_stream_s3_subscription:end_amqp(Queue);
+        undefined -> rabbitmq_stream_s3_reader_subscription:end_amqp(Queue);
         ended -> ok
     end.
 
@@ -147,25 +143,25 @@ next_chunk(Reader, Credit, Previous) ->
                 try Guard(Id) of
                     ok -> Chunk
                 catch
-                    throw:?PASSED ->
+                    throw:rabbitmq_stream_s3_floor_has_passed ->
                         ok = osiris_log:close(Next),
-                        throw(?PASSED)
+                        throw(rabbitmq_stream_s3_floor_has_passed)
                 end;
             Other ->
                 Other
         end
     end,
     Deliver = fun(Header, Data, _Trailer, Next) ->
-        Iterator = rabbitmq_stream_s3_remote_log:iterator(Header, Data),
+        Iterator = rabbitmq_stream_s3_reader_remote:iterator(Header, Data),
         {ok, Header, Iterator, Next}
     end,
-    case ?TIERS:read(Reader, Local, Deliver) of
+    case rabbitmq_stream_s3_reader_tier:read(Reader, Local, Deliver) of
         {ok, Header, Iterator, Next} -> {ok, Header, Iterator, {?MODULE, Next}};
         {end_of_stream, Next} ->
             {end_of_stream, {?MODULE, Next}};
         {refused, _Kind, #reader{reference = Reference} = Next} ->
             %% An error would take the channel or session along.
-            ok = rabbitmq_stream_s3_subscription:end_amqp(Reference),
+            ok = rabbitmq_stream_s3_reader_subscription:end_amqp(Reference),
             {end_of_stream, {?MODULE, Next}};
         {error, _} = Error ->
             Error
@@ -175,10 +171,10 @@ next_chunk(Reader, Credit, Previous) ->
 unless_ended(#reader{tier = {ended, _}} = Reader) ->
     Reader;
 unless_ended(#reader{reference = Reference, opened = Opened} = Reader) ->
-    case rabbitmq_stream_s3_subscription:is_ended(Reference, Opened) of
+    case rabbitmq_stream_s3_reader_subscription:is_ended(Reference, Opened) of
         true ->
-            ok = ?WAIT:close_tier(Reader),
-            Reader#reader{tier = {ended, ?WAIT:next(Reader)}};
+            ok = rabbitmq_stream_s3_reader_wait:close_tier(Reader),
+            Reader#reader{tier = {ended, rabbitmq_stream_s3_reader_wait:next(Reader)}};
         false ->
             Reader
     end.
@@ -192,26 +188,26 @@ stock_iterator(Log, Credit, Previous, Chained) ->
     end.
 
 -doc "As osiris_log:iterator_next/1, for iterators of chunks of the remote tier.".
--spec iterator_next(rabbitmq_stream_s3_remote_log:iterator()) ->
+-spec iterator_next(rabbitmq_stream_s3_reader_remote:iterator()) ->
     end_of_chunk
-    | {{osiris:offset(), osiris:entry()}, rabbitmq_stream_s3_remote_log:iterator()}.
+    | {{osiris:offset(), osiris:entry()}, rabbitmq_stream_s3_reader_remote:iterator()}.
 iterator_next(Iterator) ->
-    rabbitmq_stream_s3_remote_log:iterator_next(Iterator).
+    rabbitmq_stream_s3_reader_remote:iterator_next(Iterator).
 
 -spec next_offset(state()) -> osiris:offset().
 next_offset({?MODULE, Ours}) ->
-    case ?STATE:current(Ours) of
-        {ok, Reader} -> ?WAIT:next(Reader);
+    case rabbitmq_stream_s3_reader_state:current(Ours) of
+        {ok, Reader} -> rabbitmq_stream_s3_reader_wait:next(Reader);
         _NotUnderstood -> 0
     end.
 
 -spec committed_offset(state()) -> integer().
 committed_offset({?MODULE, Ours}) ->
-    ?SPEC:committed_offset(?STATE:shared(Ours)).
+    rabbitmq_stream_s3_reader_start:committed_offset(rabbitmq_stream_s3_reader_state:shared(Ours)).
 
 -spec committed_chunk_id(state()) -> integer().
 committed_chunk_id({?MODULE, Ours}) ->
-    osiris_log_shared:committed_chunk_id(?STATE:shared(Ours)).
+    osiris_log_shared:committed_chunk_id(rabbitmq_stream_s3_reader_state:shared(Ours)).
 
 -doc """
 Whether the consumer has been given everything up to the committed end of the stream, as far as the
@@ -219,11 +215,11 @@ member on this node knows it.
 """.
 -spec is_at_end(state()) -> boolean().
 is_at_end({?MODULE, Ours}) ->
-    case ?STATE:current(Ours) of
+    case rabbitmq_stream_s3_reader_state:current(Ours) of
         {ok, #reader{tier = {unknown, _}}} ->
             false;
         {ok, #reader{tier = {Tier, _}, shared = Shared} = Reader} ->
-            Tier =:= ended orelse ?WAIT:next(Reader) > ?SPEC:committed_offset(Shared);
+            Tier =:= ended orelse rabbitmq_stream_s3_reader_wait:next(Reader) > rabbitmq_stream_s3_reader_start:committed_offset(Shared);
         %% It is about to be ended.
         _NotUnderstood ->
             true
@@ -241,17 +237,17 @@ owner({?MODULE, Ours}) ->
 
 -spec close(state()) -> ok.
 close({?MODULE, Ours}) ->
-    case ?STATE:current(Ours) of
+    case rabbitmq_stream_s3_reader_state:current(Ours) of
         {ok, Reader} -> close_reader(Reader);
         _NotUnderstood -> ok
     end.
 
 close_reader(#reader{timer = Timer, count = Count, counter_id = CounterId} = Reader) ->
-    ok = ?OPEN:closing(Reader),
-    ok = ?WAIT:close_tier(Reader),
+    ok = rabbitmq_stream_s3_reader_open:closing(Reader),
+    ok = rabbitmq_stream_s3_reader_wait:close_tier(Reader),
     _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
-    ok = ?WAIT:goes_on(Reader),
-    ok = rabbitmq_stream_s3_subscription:closed(CounterId),
-    ok = rabbitmq_stream_s3_drain:closed(CounterId),
+    ok = rabbitmq_stream_s3_reader_wait:goes_on(Reader),
+    ok = rabbitmq_stream_s3_reader_subscription:closed(CounterId),
+    ok = rabbitmq_stream_s3_reader_drain:closed(CounterId),
     _ = Count(-1),
-    ?OPEN:delete_counter(Reader).
+    rabbitmq_stream_s3_reader_open:delete_counter(Reader).

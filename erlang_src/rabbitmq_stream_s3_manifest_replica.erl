@@ -1,51 +1,30 @@
 -module(rabbitmq_stream_s3_manifest_replica).
 -moduledoc """
-What this node knows about the remote tier of the streams that have a member here.
+The process that keeps this node's knowledge of manifests true: it watches the local members of streams,
+and brings the manifests of those that are written on other nodes here.
 
-Owns two tables and the monitors of local members:
+Owns the monitors of local members, and performs the actions of rabbitmq_stream_s3_manifest_sync: rows,
+retention, tasks that read the metadata store, fetches by the native side, pauses. Does not own what comes
+next (rabbitmq_stream_s3_manifest_sync), what is known (rabbitmq_stream_s3_manifest_cache, whose tables it
+creates), what nodes tell each other (rabbitmq_stream_s3_peers), nor the manifests of streams that this
+node writes (rabbitmq_stream_s3_replica_reader).
 
-    rabbitmq_stream_s3_manifest_cache  {StreamId, pending | Range}, for local retention
-    rabbitmq_stream_s3_dirs            {Directory, StreamId}: whose folder is it, for the same;
-                                       {{member, StreamId}, Pid}: who opened it last;
-                                       {{queue, Reference}, StreamId}: what counters call it
-
-The manifests that consumers are routed by live in the engine; each change here is made there too. A
-writer's range is put here by its replica reader. Writers of rows call from their own process (the
-hook runs inside osiris and must not wait for ours).
-
-Streams that are written on another node: after every persist the writer's replica reader sends an
-edit, and tells the pointer that it leads to; when asked, the pointer alone. Where the edit does not
-lead there the pointer is resolved (rabbitmq_stream_s3_manifest_resolver, which runs in this process).
-A message may be lost, and a node without the plugin never sends one: the reconciler's round
-compares with the metadata store.
+A message between nodes may be lost, and a node without the plugin never sends one: the reconciler's round
+compares with the metadata store (look/0).
 """.
 
 -behaviour(gen_server).
 
--include("rabbitmq_stream_s3.hrl").
+-include_lib("kernel/include/logger.hrl").
 
 -export([
     start_link/0,
-    range/1,
-    put/2,
-    mark_pending/1,
     mark_members/0,
-    reset/1,
-    forget/1,
-    streams/0,
-    pending/0,
-    register_dir/2,
-    dir/1,
-    stream_of/1,
     member_started/3,
     register_member/3,
     update_retention/3,
     retention/2,
     members/0,
-    announce/4,
-    ask_writer/1,
-    published/2,
-    wanted/1,
     look/0,
     engine_opened/0
 ]).
@@ -59,112 +38,53 @@ compares with the metadata store.
     role :: rabbitmq_stream_s3:role(),
     info :: rabbitmq_stream_s3:member_info()
 }).
--define(RESOLVER, rabbitmq_stream_s3_manifest_resolver).
-%% Who is kept waiting longer than that does without the answer.
--define(CALL_MS, 5_000).
-
 -record(state, {
     members = #{} :: #{stream_id() => #member{}},
     %% Whose monitor it is: a node may end with all of its members at once.
     monitors = #{} :: #{reference() => stream_id()},
-    %% Acceptors only; a writer's manifest is its reader's.
-    resolver = ?RESOLVER:new() :: ?RESOLVER:t()
+    %% Of replicas only.
+    sync = rabbitmq_stream_s3_manifest_sync:new() :: rabbitmq_stream_s3_manifest_sync:t(),
+    %% The monitor of a task, or the reference of a native answer.
+    work = #{} :: #{reference() => {rabbitmq_stream_s3_manifest_sync:key(), SinceMs :: integer()}},
+    look :: reference() | undefined
 }).
+
+%% Who is kept waiting longer than that does without the answer.
+-define(CALL_MS, 5_000).
+%% The native deadline is 30 s, the metadata store's as well. A task of the native side that died
+%% answers nobody.
+-define(WORK_LOST_MS, 120_000).
+-define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 
 -spec start_link() -> gen_server:start_ret().
 start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
--doc "`none`: no member of the stream is known here (or the plugin is off).".
--spec range(stream_id()) -> {ok, rabbitmq_stream_s3:range()} | pending | none.
-range(StreamId) ->
-    case lookup(?MANIFEST_CACHE, StreamId) of
-        {ok, pending} -> pending;
-        {ok, Range} -> {ok, Range};
-        none -> none
-    end.
-
--doc "A range that has been persisted: from here on local retention counts on it.".
--spec put(stream_id(), rabbitmq_stream_s3:range()) -> ok.
-put(StreamId, Range) ->
-    insert(?MANIFEST_CACHE, StreamId, Range).
-
--doc "Before a consumer can attach: the unknown must not look like nothing. Keeps a known range.".
--spec mark_pending(stream_id()) -> ok.
-mark_pending(StreamId) ->
-    try ets:insert_new(?MANIFEST_CACHE, {StreamId, pending}) of
-        _ -> ok
-    catch
-        error:badarg -> ok
-    end,
-    with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId) end).
-
--doc "As mark_pending/1, for every member whose log is open now; the reconciler comes later.".
+-doc """
+Marks the manifest of every member whose log is open now as pending; the reconciler comes later.
+""".
 -spec mark_members() -> ok.
 mark_members() ->
     lists:foreach(
         fun({_Pid, Directory, Name, _Shared, _Reference}) ->
-            StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
-            ok = register_dir(Directory, StreamId),
-            ok = mark_pending(StreamId)
+            StreamId = rabbitmq_stream_s3:stream_id(Name),
+            ok = rabbitmq_stream_s3_manifest_cache:set_dir(Directory, StreamId),
+            ok = rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId)
         end,
-        rabbitmq_stream_s3_osiris:members()
+        rabbitmq_stream_s3_host_osiris:members()
     ).
 
--doc "Pending, whatever was known.".
--spec reset(stream_id()) -> ok.
-reset(StreamId) ->
-    ok = rabbitmq_stream_s3_gap:forget(StreamId),
-    ok = insert(?MANIFEST_CACHE, StreamId, pending),
-    with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_reset(Engine, StreamId) end).
-
--spec forget(stream_id()) -> ok.
-forget(StreamId) ->
-    ok = rabbitmq_stream_s3_gap:forget(StreamId),
-    ok = delete(?MANIFEST_CACHE, StreamId),
-    with_engine(fun(Engine) -> rabbitmq_stream_s3_nif:manifest_forget(Engine, StreamId) end).
-
--spec streams() -> [stream_id()].
-streams() ->
-    try
-        ets:select(?MANIFEST_CACHE, [{{'$1', '_'}, [], ['$1']}])
-    catch
-        error:badarg -> []
-    end.
-
--doc "How many streams have a member here but no manifest that is known.".
--spec pending() -> non_neg_integer().
-pending() ->
-    try
-        ets:select_count(?MANIFEST_CACHE, [{{'_', pending}, [], [true]}])
-    catch
-        error:badarg -> 0
-    end.
-
--spec register_dir(file:name_all(), stream_id()) -> ok.
-register_dir(Directory, StreamId) ->
-    insert(?DIRS, rabbitmq_stream_s3:utf8(Directory), StreamId).
-
--spec dir(file:name_all()) -> {ok, stream_id()} | none.
-dir(Directory) ->
-    lookup(?DIRS, rabbitmq_stream_s3:utf8(Directory)).
-
--doc "The stream that osiris' counters know by this reference, if it has a member here.".
--spec stream_of(term()) -> {ok, stream_id()} | none.
-stream_of(Reference) ->
-    lookup(?DIRS, {queue, Reference}).
-
 -doc """
-The calling process opens the log of a member. What was known of an acceptor's manifest is not
-believed any more: its log may begin above it by now.
+The calling process opens the log of a member. A replica's manifest is not believed any more: its log may
+begin above it by now.
 """.
 -spec member_started(rabbitmq_stream_s3:role(), file:name_all(), stream_id()) -> ok.
 member_started(Role, Directory, StreamId) ->
-    ok = register_dir(Directory, StreamId),
-    ok = insert(?DIRS, {member, StreamId}, self()),
+    ok = rabbitmq_stream_s3_manifest_cache:set_dir(Directory, StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:set_member(StreamId, self()),
     case Role of
-        writer -> mark_pending(StreamId);
-        acceptor -> reset(StreamId)
+        writer -> rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId);
+        acceptor -> rabbitmq_stream_s3_manifest_cache:reset(StreamId)
     end.
 
 -doc "Remembers a local member until it ends, and then forgets its stream here.".
@@ -197,73 +117,7 @@ members() ->
         exit:_ -> {error, unavailable}
     end.
 
--doc """
-Tells other nodes what the writer here has persisted, and what leads to it from the one before. Waits
-for nobody: a node that is not connected or does not run the plugin hears nothing, and finds out by
-looking.
-""".
--spec announce(
-    [node()], stream_id(), rabbitmq_stream_s3:range(), rabbitmq_stream_s3_nif:edit_from()
-) -> ok.
-announce(Nodes, StreamId, Range, Edit) ->
-    %% The edit first: to whom it leads there, the pointer is no news.
-    case edit(StreamId, Range, Edit) of
-        none -> ok;
-        Change -> rabbitmq_stream_s3_counters:add(manifest_edits_sent, tell(Nodes, Change))
-    end,
-    case announcement(StreamId, Range) of
-        none ->
-            ok;
-        Message ->
-            _ = tell(Nodes, Message),
-            ok
-    end.
-
--doc "Asks for an announcement, whichever node the writer is on. As lossy as that.".
--spec ask_writer(stream_id()) -> ok.
-ask_writer(StreamId) ->
-    _ = tell(nodes(), {pointer_wanted, StreamId, node()}),
-    ok.
-
-%% How many nodes it is on its way to.
-tell(Nodes, Message) ->
-    Sent = [
-        erlang:send({?MODULE, Node}, {'$gen_cast', Message}, [nosuspend, noconnect])
-     || Node <- lists:delete(node(), Nodes)
-    ],
-    length([ok || ok <- Sent]).
-
-edit(StreamId, #{pointer := {_, _, _} = To, epoch := WriterEpoch}, {From, Edit}) ->
-    {manifest_edit, StreamId, From, To, WriterEpoch, Edit, node()};
-edit(_StreamId, _Range, none) ->
-    none.
-
-announcement(StreamId, #{pointer := {_Epoch, _Uid, _Revision} = Pointer, epoch := WriterEpoch}) ->
-    {pointer_moved, StreamId, Pointer, WriterEpoch, node()};
-announcement(StreamId, #{pointer := none, revision := Revision}) when Revision > 0 ->
-    {pointer_taken_back, StreamId, Revision, node()};
-announcement(_StreamId, _NothingPersisted) ->
-    none.
-
--doc """
-What this pointer names has been published in the engine by another than the resolver, which finds
-it known. `taken_back`: its writer has said that it must not be, and it no longer is.
-""".
--spec published(stream_id(), rabbitmq_stream_s3:pointer()) ->
-    ok | taken_back | {error, unavailable}.
-published(StreamId, Pointer) ->
-    try
-        gen_server:call(?MODULE, {published, StreamId, Pointer}, ?CALL_MS)
-    catch
-        exit:_ -> {error, unavailable}
-    end.
-
--doc "A consumer waits for the manifest of this stream: it comes before those that nobody waits for.".
--spec wanted(stream_id()) -> ok.
-wanted(StreamId) ->
-    gen_server:cast(?MODULE, {wanted, StreamId}).
-
--doc "Compares what is known of every acceptor with this node's copy of the pointers.".
+-doc "Compares what is known of every replica with this node's copy of the pointers.".
 -spec look() -> ok.
 look() ->
     gen_server:cast(?MODULE, look).
@@ -273,13 +127,13 @@ look() ->
 engine_opened() ->
     gen_server:cast(?MODULE, engine_opened).
 
+%% The server --------------------------------------------------------------------------------------
+
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
-    Options = [named_table, public, set, {read_concurrency, true}],
-    ?MANIFEST_CACHE = ets:new(?MANIFEST_CACHE, Options),
-    ?DIRS = ets:new(?DIRS, Options),
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
     %% After a crash the tables are empty; at the first start nobody listens yet.
-    ok = rabbitmq_stream_s3_reconciler:reconcile(),
+    ok = gen_server:cast(rabbitmq_stream_s3_reconciler, reconcile),
     {ok, #state{}}.
 
 -spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
@@ -293,9 +147,10 @@ handle_call({retention, StreamId, Pid}, _From, #state{members = Members} = State
             _ -> none
         end,
     {reply, Reply, State};
-handle_call({published, StreamId, Pointer}, _From, #state{resolver = Resolver} = State) ->
-    {Reply, Changed} = ?RESOLVER:published(StreamId, Pointer, Resolver),
-    {reply, Reply, State#state{resolver = Changed}};
+handle_call({published, StreamId, Pointer}, _From, #state{sync = Sync0} = State) ->
+    {Reply, Actions, Sync} =
+        rabbitmq_stream_s3_manifest_sync:published(StreamId, Pointer, Sync0),
+    {reply, Reply, run({Actions, Sync}, State)};
 handle_call(_Unknown, _From, State) ->
     {reply, {error, unknown_call}, State}.
 
@@ -309,27 +164,15 @@ handle_cast({update_retention, StreamId, Pid, Specs}, #state{members = Members} 
         _ ->
             {noreply, State}
     end;
-handle_cast({pointer_moved, StreamId, Pointer, WriterEpoch, _WriterNode}, State) ->
-    ok = rabbitmq_stream_s3_counters:add(pointer_moves_received),
-    {noreply, resolver(announced, [StreamId, Pointer, WriterEpoch], State)};
-handle_cast({manifest_edit, StreamId, From, To, WriterEpoch, Edit, _WriterNode}, State) ->
-    {noreply, resolver(edited, [StreamId, From, To, WriterEpoch, Edit], State)};
-handle_cast({pointer_wanted, StreamId, Node}, State) ->
-    case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
-        undefined -> ok;
-        Reader -> rabbitmq_stream_s3_replica_reader:announce_to(Reader, Node)
-    end,
-    {noreply, State};
-handle_cast({pointer_taken_back, StreamId, Revision, _WriterNode}, State) ->
-    {noreply, resolver(taken_back, [StreamId, Revision], State)};
-handle_cast({wanted, StreamId}, State) ->
-    {noreply, resolver(wanted, [StreamId], State)};
-handle_cast(look, State) ->
-    {noreply, resolver(look, [], State)};
-handle_cast(engine_opened, State) ->
-    {noreply, resolver(engine_opened, [], State)};
-handle_cast(_Unknown, State) ->
-    {noreply, State}.
+handle_cast({wanted, StreamId}, #state{sync = Sync} = State) ->
+    {noreply, run(rabbitmq_stream_s3_manifest_sync:wanted(StreamId, Sync), State)};
+handle_cast(look, State0) ->
+    #state{sync = Sync} = State = give_up_lost_work(State0),
+    {noreply, run(rabbitmq_stream_s3_manifest_sync:look(Sync), State)};
+handle_cast(engine_opened, #state{sync = Sync} = State) ->
+    {noreply, run(rabbitmq_stream_s3_manifest_sync:engine_opened(Sync), State)};
+handle_cast(Message, State) ->
+    {noreply, received(rabbitmq_stream_s3_peers:received(Message), State)}.
 
 -spec handle_info(term(), #state{}) -> {noreply, #state{}}.
 handle_info({'DOWN', Monitor, process, Pid, _Reason}, #state{monitors = Monitors} = State) when
@@ -337,21 +180,168 @@ handle_info({'DOWN', Monitor, process, Pid, _Reason}, #state{monitors = Monitors
 ->
     {StreamId, Rest} = maps:take(Monitor, Monitors),
     {noreply, drop_member(StreamId, Pid, State#state{monitors = Rest})};
-handle_info(Message, #state{resolver = Resolver} = State) ->
-    case ?RESOLVER:handle_info(Message, Resolver) of
-        {ok, Changed} -> {noreply, State#state{resolver = Changed}};
-        unknown -> {noreply, State}
+handle_info({'DOWN', Look, process, _Pid, Reason}, #state{look = Look, sync = Sync} = State) ->
+    Seen =
+        case Reason of
+            {seen, Pointers} -> Pointers;
+            _Crashed -> []
+        end,
+    {noreply, run(rabbitmq_stream_s3_manifest_sync:looked(Seen, Sync), State#state{look = undefined})};
+handle_info({'DOWN', Task, process, _Pid, Reason}, State) ->
+    Answer =
+        case Reason of
+            {pointer, {ok, Pointer}} -> {ok, Pointer};
+            {pointer, not_found} -> not_found;
+            _FailedOrCrashed -> error
+        end,
+    {noreply, answered(Task, {pointer, Answer}, State)};
+handle_info({rabbitmq_stream_s3, Reference, Answer}, State) ->
+    {noreply, answered(Reference, Answer, State)};
+handle_info({waited, StreamId, Id}, #state{sync = Sync} = State) ->
+    {noreply, run(rabbitmq_stream_s3_manifest_sync:waited(StreamId, Id, Sync), State)};
+handle_info(_Unknown, State) ->
+    {noreply, State}.
+
+%% Other nodes -------------------------------------------------------------------------------------
+
+received({manifest_edit, StreamId, From, To, WriterEpoch, Edit}, #state{sync = Sync} = State) ->
+    run(rabbitmq_stream_s3_manifest_sync:edited(StreamId, From, To, WriterEpoch, Edit, Sync), State);
+received({pointer_moved, StreamId, Pointer, WriterEpoch}, #state{sync = Sync} = State) ->
+    ok = rabbitmq_stream_s3_counters:add(pointer_moves_received),
+    run(rabbitmq_stream_s3_manifest_sync:announced(StreamId, Pointer, WriterEpoch, Sync), State);
+received({pointer_taken_back, StreamId, Revision}, #state{sync = Sync} = State) ->
+    run(rabbitmq_stream_s3_manifest_sync:taken_back(StreamId, Revision, Sync), State);
+received({pointer_wanted, StreamId, Node}, State) ->
+    case rabbitmq_stream_s3_registry:whereis_name({StreamId, node()}) of
+        undefined -> ok;
+        %% It announces what it has persisted to this node.
+        Writer -> gen_server:cast(Writer, {announce_to, Node})
+    end,
+    State;
+received(unknown, State) ->
+    State.
+
+%% Actions -----------------------------------------------------------------------------------------
+
+run({Actions, Sync}, State) ->
+    lists:foldl(fun run_action/2, State#state{sync = Sync}, Actions).
+
+run_action({put, StreamId, Range}, State) ->
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Range),
+    State;
+run_action({reset, StreamId}, State) ->
+    ok = rabbitmq_stream_s3_manifest_cache:reset(StreamId),
+    State;
+run_action({evaluate, #{stream_id := StreamId} = Info}, State) ->
+    Member = rabbitmq_stream_s3_manifest_cache:member(StreamId),
+    ok = rabbitmq_stream_s3_host_retention:evaluate(Info, Member),
+    State;
+run_action({ask_writer, StreamId}, State) ->
+    ok = rabbitmq_stream_s3_peers:ask_writer(StreamId),
+    State;
+run_action({apply_edit, StreamId, From, To, Edit}, #state{sync = Sync} = State) ->
+    Result = apply_edit(StreamId, From, To, Edit),
+    run(rabbitmq_stream_s3_manifest_sync:edit_applied(StreamId, To, Result, Sync), State);
+run_action({read_pointer, Key, StreamId}, State) ->
+    add_work(read_pointer(StreamId), Key, State);
+run_action({fetch, Key, StreamId, What}, #state{sync = Sync} = State) ->
+    case fetch(StreamId, What) of
+        {ok, Reference} -> add_work(Reference, Key, State);
+        {error, Kind} -> run(rabbitmq_stream_s3_manifest_sync:answered(Key, {refused, Kind}, Sync), State)
+    end;
+run_action({drop, Keys}, #state{work = Work} = State) ->
+    Dropped = [Reference || Reference := {Key, _Since} <- Work, lists:member(Key, Keys)],
+    %% Of a native answer it is no monitor, which does no harm.
+    _ = [demonitor(Reference, [flush]) || Reference <- Dropped],
+    State#state{work = maps:without(Dropped, Work)};
+run_action({look, Known}, State) ->
+    State#state{look = start_look(Known)};
+run_action({wait, DelayMs, StreamId, Id}, State) ->
+    _ = erlang:send_after(DelayMs, self(), {waited, StreamId, Id}),
+    State;
+run_action({count, Counter}, State) ->
+    ok = rabbitmq_stream_s3_counters:add(Counter),
+    State;
+run_action({log, Level, Format, Args}, State) ->
+    ?LOG(Level, Format, Args, ?DOMAIN),
+    State.
+
+%% The answer travels as the exit reason: one message says done, failed or crashed.
+-dialyzer({nowarn_function, [read_pointer/1, start_look/1]}).
+read_pointer(StreamId) ->
+    {_Pid, Monitor} = spawn_monitor(fun() ->
+        exit({pointer, rabbitmq_stream_s3_db:get_consistent(StreamId)})
+    end),
+    Monitor.
+
+start_look(Known) ->
+    {_Pid, Monitor} = spawn_monitor(fun() -> exit({seen, newer(Known)}) end),
+    Monitor.
+
+%% Only what is news crosses to this process.
+newer(Known) when map_size(Known) =:= 0 ->
+    [];
+newer(Known) ->
+    {ok, Pointers} = rabbitmq_stream_s3_db:list(),
+    [
+        {StreamId, maps:get(StreamId, Pointers, none)}
+     || StreamId := Revision <- Known,
+        case Pointers of
+            #{StreamId := {_Epoch, _Uid, Now}} -> Now > Revision;
+            _ -> Revision < 0
+        end
+    ].
+
+fetch(StreamId, What) ->
+    Reference = make_ref(),
+    maybe
+        {ok, Engine} ?= rabbitmq_stream_s3:engine(),
+        %% Unless it is known there, nothing is published.
+        _ = rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId),
+        ok ?= rabbitmq_stream_s3_nif:manifest_resolve(Engine, self(), Reference, StreamId, What),
+        {ok, Reference}
+    else
+        undefined -> {error, closed};
+        {error, _ClosedOrBug} -> {error, closed}
     end.
 
-resolver(Function, Arguments, #state{resolver = Resolver} = State) ->
-    Changed = apply(?RESOLVER, Function, Arguments ++ [Resolver]),
-    State#state{resolver = Changed}.
+apply_edit(StreamId, From, To, Edit) ->
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} ->
+            %% What another node sends may have any shape.
+            try
+                rabbitmq_stream_s3_nif:manifest_apply_edit(Engine, StreamId, From, To, Edit)
+            catch
+                error:badarg -> {error, corrupt, <<"it has a different shape">>}
+            end;
+        undefined ->
+            {error, closed, <<"no engine">>}
+    end.
+
+add_work(Reference, Key, #state{work = Work} = State) ->
+    State#state{work = Work#{Reference => {Key, erlang:monotonic_time(millisecond)}}}.
+
+answered(Reference, Answer, #state{work = Work, sync = Sync} = State) ->
+    case maps:take(Reference, Work) of
+        {{Key, _Since}, Rest} ->
+            Answered = rabbitmq_stream_s3_manifest_sync:answered(Key, Answer, Sync),
+            run(Answered, State#state{work = Rest});
+        error ->
+            State
+    end.
+
+give_up_lost_work(#state{work = Work} = State) ->
+    Before = erlang:monotonic_time(millisecond) - ?WORK_LOST_MS,
+    Lost = [Reference || Reference := {_Key, Since} <- Work, Since < Before],
+    lists:foldl(fun(Reference, S) -> answered(Reference, lost, S) end, State, Lost).
+
+%% Members -----------------------------------------------------------------------------------------
 
 add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members} = State) ->
     case Members of
         #{StreamId := #member{pid = Pid, role = Role} = Member} ->
             Updated = State#state{members = Members#{StreamId := Member#member{info = Info}}},
-            resolver(update, [StreamId, Info], Updated);
+            run(rabbitmq_stream_s3_manifest_sync:update(StreamId, Info, State#state.sync), Updated);
         #{StreamId := #member{monitor = Old}} ->
             true = demonitor(Old, [flush]),
             Monitors = maps:remove(Old, State#state.monitors),
@@ -360,76 +350,33 @@ add_member(Role, Pid, #{stream_id := StreamId} = Info, #state{members = Members}
             new_member(Role, Pid, Info, State)
     end.
 
-new_member(Role, Pid, Info, #state{members = Members, monitors = Monitors} = State) ->
+new_member(Role, Pid, Info, #state{members = Members, monitors = Monitors, sync = Sync} = State) ->
     #{stream_id := StreamId, dir := Directory} = Info,
     Monitor = monitor(process, Pid),
     Member = #member{pid = Pid, monitor = Monitor, role = Role, info = Info},
     Added = State#state{
         members = Members#{StreamId => Member}, monitors = Monitors#{Monitor => StreamId}
     },
-    %% Again: the end of the member before it may have taken them away.
-    ok = register_dir(Directory, StreamId),
-    ok = insert(?DIRS, {member, StreamId}, Pid),
-    ok = insert(?DIRS, {queue, maps:get(reference, Info, undefined)}, StreamId),
+    %% Again: the end of the member before it may have removed them.
+    ok = rabbitmq_stream_s3_manifest_cache:set_dir(Directory, StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:set_member(StreamId, Pid),
+    ok = rabbitmq_stream_s3_manifest_cache:set_queue(queue(Info), StreamId),
     case Role of
         writer ->
-            ok = mark_pending(StreamId),
-            resolver(remove, [StreamId], Added);
+            ok = rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId),
+            run(rabbitmq_stream_s3_manifest_sync:remove(StreamId, Sync), Added);
         acceptor ->
-            %% Also the range of a writer that writes no more: nobody moves it on.
-            ok = reset(StreamId),
-            resolver(add, [StreamId, Info], Added)
+            %% Also the range of a writer that writes no more: nobody updates it.
+            ok = rabbitmq_stream_s3_manifest_cache:reset(StreamId),
+            run(rabbitmq_stream_s3_manifest_sync:add(StreamId, Info, Sync), Added)
     end.
 
-drop_member(StreamId, Pid, #state{members = Members0} = State) ->
-    {#member{info = #{dir := Directory} = Info}, Members} = maps:take(StreamId, Members0),
-    case lookup(?DIRS, {member, StreamId}) of
-        {ok, Next} when Next =/= Pid ->
-            %% What is there belongs to a member that has opened its log already.
-            ok;
-        _ ->
-            ok = forget(StreamId),
-            ok = delete(?DIRS, {member, StreamId}),
-            %% Not that of a stream that has the name of this one by now.
-            ok = delete_object(?DIRS, {{queue, maps:get(reference, Info, undefined)}, StreamId}),
-            ok = delete(?DIRS, rabbitmq_stream_s3:utf8(Directory))
-    end,
-    resolver(remove, [StreamId], State#state{members = Members}).
+drop_member(StreamId, Pid, #state{members = Members0, sync = Sync} = State) ->
+    {#member{info = Info}, Members} = maps:take(StreamId, Members0),
+    ok = rabbitmq_stream_s3_manifest_cache:member_ended(Pid, queue(Info), Info),
+    run(
+        rabbitmq_stream_s3_manifest_sync:remove(StreamId, Sync), State#state{members = Members}
+    ).
 
-lookup(Table, Key) ->
-    try ets:lookup(Table, Key) of
-        [{Key, Value}] -> {ok, Value};
-        [] -> none
-    catch
-        error:badarg -> none
-    end.
-
-insert(Table, Key, Value) ->
-    try ets:insert(Table, {Key, Value}) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
-
-delete(Table, Key) ->
-    try ets:delete(Table, Key) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
-
-delete_object(Table, Row) ->
-    try ets:delete_object(Table, Row) of
-        true -> ok
-    catch
-        error:badarg -> ok
-    end.
-
-with_engine(Fun) ->
-    case rabbitmq_stream_s3:engine() of
-        {ok, Engine} ->
-            _ = Fun(Engine),
-            ok;
-        undefined ->
-            ok
-    end.
+queue(Info) ->
+    maps:get(reference, Info, undefined).

@@ -72,7 +72,7 @@ handle_event(Event, Reconciler) ->
     ok =
         case is_of_policies(Event) of
             {true, Type} ->
-                rabbitmq_stream_s3_membership_reconciliation:trigger_everywhere(Reconciler, Type);
+                rabbitmq_stream_s3_peers:trigger_membership(Reconciler, Type);
             false ->
                 ok
         end,

@@ -14,7 +14,7 @@ in a task, because cluster and coordinator may take their time; one at a time.
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/0, trigger/1, trigger_everywhere/2]).
+-export([start_link/0, trigger/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -record(state, {
@@ -26,9 +26,7 @@ in a task, because cluster and coordinator may take their time; one at a time.
     waiting = [] :: [rabbitmq_stream_s3_membership:why()]
 }).
 
--define(DECISIONS, rabbitmq_stream_s3_membership).
 -define(STREAMS, rabbit_stream_queue).
--define(POLICY, rabbitmq_stream_s3_membership_policy).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 %% Each change restarts a stream: not all streams of a node at once.
 -define(CHANGES_PER_ROUND_MAX, 16).
@@ -44,24 +42,12 @@ start_link() ->
 trigger(Reason) ->
     gen_server:cast(?MODULE, {trigger, Reason}).
 
--doc """
-As trigger/1 for this server, and on all nodes that are connected now. Waits for no connection and no
-busy one: the caller is RabbitMQ's event manager. Who is not reached finds out in its next round.
-""".
--spec trigger_everywhere(pid(), term()) -> ok.
-trigger_everywhere(Server, Reason) ->
-    ok = gen_server:cast(Server, {trigger, Reason}),
-    Message = {'$gen_cast', {trigger, Reason}},
-    lists:foreach(
-        fun(Node) -> erlang:send({?MODULE, Node}, Message, [nosuspend, noconnect]) end, nodes()
-    ).
-
 -spec init([]) -> {ok, #state{}} | ignore.
 init([]) ->
     case rabbitmq_stream_s3_config:get(membership_enabled) of
         true ->
             ok = net_kernel:monitor_nodes(true),
-            ok = ?POLICY:listen(self()),
+            ok = rabbitmq_stream_s3_membership_policy:listen(self()),
             %% Not at once: the node may just be starting, and its streams with it.
             {ok, schedule(membership_trigger_interval_ms, #state{})};
         false ->
@@ -155,7 +141,7 @@ round() ->
 %% few: the coordinator has the last word.
 is_written_here(Queue) ->
     #{name := StreamId} = amqqueue:get_type_state(Queue),
-    Name = {rabbitmq_stream_s3_hooks:stream_id(StreamId), node()},
+    Name = {rabbitmq_stream_s3:stream_id(StreamId), node()},
     rabbitmq_stream_s3_registry:whereis_name(Name) =/= undefined orelse
         case amqqueue:get_pid(Queue) of
             Pid when is_pid(Pid) -> node(Pid) =:= node();
@@ -189,10 +175,10 @@ load() ->
 
 step(Cluster, Queue) ->
     Stream = #{recorded => recorded(Queue), coordinated => unknown, target => target(Queue)},
-    case ?DECISIONS:worth_asking(Cluster, Stream) of
+    case rabbitmq_stream_s3_membership:worth_asking(Cluster, Stream) of
         true ->
             Asked = Stream#{coordinated => coordinated(Queue)},
-            act(?DECISIONS:decide(Cluster, Asked), Queue, Asked);
+            act(rabbitmq_stream_s3_membership:decide(Cluster, Asked), Queue, Asked);
         false ->
             none
     end.
@@ -210,7 +196,7 @@ coordinated(Queue) ->
     end.
 
 target(Queue) ->
-    max(rabbitmq_stream_s3_config:get(membership_target_group_size), ?POLICY:target_size(Queue)).
+    max(rabbitmq_stream_s3_config:get(membership_target_group_size), rabbitmq_stream_s3_membership_policy:target_size(Queue)).
 
 act({add, Node}, Queue, #{recorded := Recorded, target := Target}) ->
     #resource{virtual_host = VHost, name = Name} = QName = amqqueue:get_name(Queue),

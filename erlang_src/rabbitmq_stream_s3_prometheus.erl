@@ -18,9 +18,7 @@ for while it is not there.
     monitor :: reference() | undefined
 }).
 
--define(SUPERVISOR, rabbitmq_stream_s3_sup).
 -define(LIBRARY, prometheus_sup).
--define(COLLECTOR, rabbitmq_stream_s3_prometheus_collector).
 -define(LOOK_MS, 500).
 -define(CALL_MS, 5_000).
 
@@ -28,7 +26,7 @@ for while it is not there.
 -spec start() -> ok.
 start() ->
     Child = #{id => ?MODULE, start => {?MODULE, start_link, []}, shutdown => 5_000},
-    case supervisor:start_child(?SUPERVISOR, Child) of
+    case supervisor:start_child(rabbitmq_stream_s3_sup, Child) of
         {ok, _Pid} -> ok;
         {error, {already_started, _Pid}} -> ok;
         {error, already_present} -> restart()
@@ -38,8 +36,8 @@ start() ->
 -spec stop() -> ok.
 stop() ->
     try
-        _ = supervisor:terminate_child(?SUPERVISOR, ?MODULE),
-        _ = supervisor:delete_child(?SUPERVISOR, ?MODULE),
+        _ = supervisor:terminate_child(rabbitmq_stream_s3_sup, ?MODULE),
+        _ = supervisor:delete_child(rabbitmq_stream_s3_sup, ?MODULE),
         ok
     catch
         exit:_ -> ok
@@ -86,7 +84,7 @@ handle_info(_Unknown, State) ->
 terminate(_Reason, #state{monitor = undefined}) ->
     ok;
 terminate(_Reason, _Registered) ->
-    guarded(fun ?COLLECTOR:deregister/0).
+    guarded(fun rabbitmq_stream_s3_prometheus_collector:deregister/0).
 
 look(#state{monitor = undefined} = State) ->
     case whereis(?LIBRARY) of
@@ -99,7 +97,7 @@ look(State) ->
 %% The library's supervisor has its name before it has its tables.
 register_collector(Library, State) ->
     Monitor = monitor(process, Library),
-    case guarded(fun ?COLLECTOR:register/0) of
+    case guarded(fun rabbitmq_stream_s3_prometheus_collector:register/0) of
         ok ->
             State#state{monitor = Monitor};
         not_now ->
@@ -120,5 +118,5 @@ guarded(Fun) ->
     end.
 
 restart() ->
-    _ = supervisor:restart_child(?SUPERVISOR, ?MODULE),
+    _ = supervisor:restart_child(rabbitmq_stream_s3_sup, ?MODULE),
     ok.

@@ -86,7 +86,7 @@ node_metrics(Callback) ->
         end,
     ok = emit(Callback, ?PREFIX, active, gauge, "1 if the plugin works on this node", [{[], Mode}]),
     Protected =
-        case rabbitmq_stream_s3_protection:overview() of
+        case rabbitmq_stream_s3_manifest_protection:overview() of
             {_, Streams} -> Streams;
             off -> 0
         end,
@@ -99,7 +99,7 @@ node_metrics(Callback) ->
         end,
     AccessHelp = "0 if the bucket was not accessible when last asked",
     ok = emit(Callback, ?PREFIX, bucket_accessible, gauge, AccessHelp, [{[], Access}]),
-    Pending = rabbitmq_stream_s3_manifest_replica:pending(),
+    Pending = rabbitmq_stream_s3_manifest_cache:pending(),
     PendingHelp = "Streams with a member here whose manifest is not known, or not confirmed",
     ok = emit(Callback, ?PREFIX, manifests_pending, gauge, PendingHelp, [{[], Pending}]),
     Alarm =
@@ -116,7 +116,7 @@ node_metrics(Callback) ->
         end,
         rabbitmq_stream_s3_counters:fields()
     ),
-    #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_local_retention:stats(),
+    #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_host_retention:stats(),
     TrimHelp = "Local segments deleted because they are durable remotely",
     ok = emit(Callback, ?PREFIX, local_segments_deleted, counter, TrimHelp, [{[], Trimmed}]),
     Lag = rabbitmq_stream_s3_replica_lag:overview(),

@@ -14,7 +14,7 @@
         %% Its place is not known yet.
         | {unknown, osiris:offset_spec()}
         | {local, osiris_log:state()}
-        | {remote, rabbitmq_stream_s3_remote_log:t()}
+        | {remote, rabbitmq_stream_s3_reader_remote:t()}
         %% It was refused for good at this offset, and its owner has been notified.
         | {ended, osiris:offset()},
     %% What opens a stock reader inside: counts nothing, since this reader does.
@@ -43,14 +43,12 @@
     opened = erlang:unique_integer([monotonic]) :: integer(),
     %% Tries since the last chunk that had to wait for something else: each waits longer.
     retries = 0 :: non_neg_integer(),
-    %% The object at the place is gone (rabbitmq_stream_s3_lost): since when the manifest of now is
+    %% The object at the place is gone (rabbitmq_stream_s3_reader_lost): since when the manifest of now is
     %% asked for, and where it has been read from by a newer one already.
     lost :: undefined
         | {asked, Since :: integer(), undefined | osiris:offset()}
         | {reopened, osiris:offset()}
 }).
 
--define(SPEC, rabbitmq_stream_s3_offset_spec).
 
 %% Thrown by what is to deliver a chunk: the floor has passed the reader.
--define(PASSED, rabbitmq_stream_s3_floor_has_passed).

@@ -7,12 +7,11 @@ the command is refused, and a client that asks again is given it. An unknown pla
 with another one.
 
 Owns the lookups under way, one for each place and ?LOOKUPS_MAX at once, and their answers, for a while.
-Does not own where a place is (rabbitmq_stream_s3_offset_spec), nor reading (native).
+Does not own where a place is (rabbitmq_stream_s3_reader_start), nor reading (native).
 """.
 
 -behaviour(gen_server).
 
--include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_reader.hrl").
 
 -export([start_link/0, resolve_offset_spec/2]).
@@ -20,7 +19,7 @@ Does not own where a place is (rabbitmq_stream_s3_offset_spec), nor reading (nat
 -export([look_up/3]).
 
 -type place() ::
-    {rabbitmq_stream_s3:stream_id(), rabbitmq_stream_s3_remote_log:start(), osiris:offset()}.
+    {rabbitmq_stream_s3:stream_id(), rabbitmq_stream_s3_reader_remote:start(), osiris:offset()}.
 -type answer() :: {ok, osiris:offset()} | {error, term()}.
 
 -record(lookup, {monitor :: reference(), callers = [] :: [gen_server:from()]}).
@@ -30,7 +29,6 @@ Does not own where a place is (rabbitmq_stream_s3_offset_spec), nor reading (nat
     answers = #{} :: #{place() => answer()}
 }).
 
--define(OPEN, rabbitmq_stream_s3_reader_open).
 %% How long a connection waits: no process of a connection is held up for more than 50 ms.
 -define(PATIENCE_MS, 40).
 %% Files of the local log that change under a lookup settle within moments.
@@ -55,9 +53,9 @@ As osiris_log:resolve_offset_spec/2: the id of the chunk at which a reader with 
 """.
 -spec resolve_offset_spec(osiris:offset_spec(), map()) -> answer().
 resolve_offset_spec(Spec, Context) ->
-    case ?SPEC:supported(Spec) andalso ?OPEN:tiered(Context) of
+    case rabbitmq_stream_s3_reader_start:supported(Spec) andalso rabbitmq_stream_s3_reader_open:tiered(Context) of
         false ->
-            osiris_log:resolve_offset_spec(Spec, ?OPEN:stock(Context));
+            osiris_log:resolve_offset_spec(Spec, rabbitmq_stream_s3_reader_open:stock(Context));
         {true, StreamId} ->
             #{shared := Shared} = Context,
             First = osiris_log_shared:first_chunk_id(Shared),
@@ -70,29 +68,29 @@ resolve_offset_spec(Spec, Context) ->
 %% What the local log has of a time needs no manifest.
 resolved_locally({timestamp, _} = Spec, First, #{dir := Dir} = Context) when First > 0 ->
     case local(Spec, Context, 1) of
-        {ok, ChunkId} = Found -> ?SPEC:behind_a_local_chunk(ChunkId, Dir) andalso Found;
+        {ok, ChunkId} = Found -> rabbitmq_stream_s3_reader_start:behind_a_local_chunk(ChunkId, Dir) andalso Found;
         {error, _} -> false
     end;
 resolved_locally(_, _, _) ->
     false.
 
 resolve(StreamId, Spec, First, #{shared := Shared} = Context) ->
-    case ?SPEC:route(StreamId, Spec, Shared, First) of
+    case rabbitmq_stream_s3_reader_start:route(StreamId, Spec, Shared, First) of
         {local, LocalSpec} ->
-            local(?SPEC:stock(LocalSpec), Context, ?LOCAL_ATTEMPTS);
+            local(rabbitmq_stream_s3_reader_start:stock(LocalSpec), Context, ?LOCAL_ATTEMPTS);
         {remote, Start} ->
             Committed = osiris_log_shared:committed_chunk_id(Shared),
-            remote({StreamId, ?SPEC:start(Spec, Start), Start}, Committed);
+            remote({StreamId, rabbitmq_stream_s3_reader_start:start(Spec, Start), Start}, Committed);
         unknown ->
-            ok = rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+            ok = rabbitmq_stream_s3_manifest_cache:wanted(StreamId),
             {error, unavailable};
         {error, _} = Error ->
             Error
     end.
 
 local(Spec, #{shared := Shared} = Context, Left) ->
-    Look = fun() -> osiris_log:resolve_offset_spec(Spec, ?OPEN:stock(Context)) end,
-    case ?OPEN:settled(Look, fun(ChunkId) -> ChunkId end, fun(_) -> ok end, Shared) of
+    Look = fun() -> osiris_log:resolve_offset_spec(Spec, rabbitmq_stream_s3_reader_open:stock(Context)) end,
+    case rabbitmq_stream_s3_reader_open:settled(Look, fun(ChunkId) -> ChunkId end, fun(_) -> ok end, Shared) of
         {ok, _} = Found ->
             Found;
         {error, _} when Left > 1 ->
@@ -180,7 +178,7 @@ finished(Monitor, Reason, #state{running = Running, places = Places, answers = A
 %% The worker --------------------------------------------------------------------------------------
 
 -doc false.
--spec look_up(rabbitmq_stream_s3:stream_id(), rabbitmq_stream_s3_remote_log:start(), integer()) ->
+-spec look_up(rabbitmq_stream_s3:stream_id(), rabbitmq_stream_s3_reader_remote:start(), integer()) ->
     no_return().
 look_up(StreamId, Start, Committed) ->
     Answer =

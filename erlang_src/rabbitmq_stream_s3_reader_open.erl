@@ -1,14 +1,13 @@
 %% Owns: opening a reader on the tier that has its place, without ever waiting: while the place is
 %% unknown the reader is in a tier of its own, which has no chunk yet. And opening either tier later.
 %% Does not own: which offset a place is, and whether a gap before it is certain
-%% (rabbitmq_stream_s3_offset_spec); which tier a reader continues in (rabbitmq_stream_s3_tiers); the
+%% (rabbitmq_stream_s3_reader_start); which tier a reader continues in (rabbitmq_stream_s3_reader_tier); the
 %% command that only asks for a place (rabbitmq_stream_s3_reader_lookup).
 -module(rabbitmq_stream_s3_reader_open).
 
 -export([open/2, place/2, adopt/2, closing/1, tiered/1, stock/1]).
 -export([local/2, remote/3, settled/4, local_first/1, oldest_chunk/1, delete_counter/1]).
 
--include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_reader.hrl").
 
 -define(OPEN_ATTEMPTS, 3).
@@ -22,7 +21,7 @@ is final: the offset is out of range.
 -spec open(osiris:offset_spec(), map()) ->
     {ok, #reader{}} | {stock, {ok, osiris_log:state()} | {error, term()}} | {error, term()}.
 open(Asked, Context) ->
-    case ?SPEC:supported(Asked) andalso tiered(Context) of
+    case rabbitmq_stream_s3_reader_start:supported(Asked) andalso tiered(Context) of
         false ->
             {stock, osiris_log:init_offset_reader(Asked, stock(Context))};
         {true, StreamId} ->
@@ -32,8 +31,8 @@ open(Asked, Context) ->
                 {ok, Placed} ->
                     counted(Placed);
                 {unknown, _Why} ->
-                    ok = rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
-                    Pinned = ?SPEC:pinned(Spec, Reader#reader.shared),
+                    ok = rabbitmq_stream_s3_manifest_cache:wanted(StreamId),
+                    Pinned = rabbitmq_stream_s3_reader_start:pinned(Spec, Reader#reader.shared),
                     counted(Reader#reader{tier = {unknown, Pinned}});
                 {error, _} = Error ->
                     ok = delete_counter(Reader),
@@ -67,10 +66,10 @@ closing(#reader{reference = Reference} = Reader) ->
     ok.
 
 unplaced(#reader{tier = {unknown, Spec}, shared = Shared}) ->
-    {true, ?SPEC:provisional(Spec, Shared), Spec};
+    {true, rabbitmq_stream_s3_reader_start:provisional(Spec, Shared), Spec};
 unplaced(#reader{tier = {remote, Remote}}) ->
-    case rabbitmq_stream_s3_remote_log:start(Remote) of
-        {timestamp, _} = Spec -> {true, rabbitmq_stream_s3_remote_log:next_offset(Remote), Spec};
+    case rabbitmq_stream_s3_reader_remote:start(Remote) of
+        {timestamp, _} = Spec -> {true, rabbitmq_stream_s3_reader_remote:next_offset(Remote), Spec};
         {offset, _} -> false
     end;
 unplaced(_) ->
@@ -118,16 +117,16 @@ means that the local log is all that there is.
 """.
 -spec tiered(map()) -> {true, rabbitmq_stream_s3:stream_id()} | false.
 tiered(#{name := Name, shared := Shared}) ->
-    StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+    StreamId = rabbitmq_stream_s3:stream_id(Name),
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+            case rabbitmq_stream_s3_manifest_protection:is_protected(StreamId) of
                 true -> {true, StreamId};
                 false -> false
             end;
         Engine ->
             Known = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) =/= none,
-            case Known orelse rabbitmq_stream_s3_osiris:has_member(Shared) of
+            case Known orelse rabbitmq_stream_s3_host_osiris:has_member(Shared) of
                 true -> {true, StreamId};
                 false -> false
             end
@@ -199,19 +198,19 @@ place(Spec, Reader) ->
 %% Without an engine only what is protected can have a remote tier.
 is_tiered(#reader{stream_id = StreamId}) ->
     persistent_term:get(?ENGINE, undefined) =/= undefined orelse
-        rabbitmq_stream_s3_protection:is_protected(StreamId).
+        rabbitmq_stream_s3_manifest_protection:is_protected(StreamId).
 
 place(_, _, _, 0) ->
     {unknown, {local, moving}};
 place(Spec, #reader{stream_id = StreamId, shared = Shared} = Reader, First, Left) ->
-    case ?SPEC:route(StreamId, Spec, Shared, First) of
+    case rabbitmq_stream_s3_reader_start:route(StreamId, Spec, Shared, First) of
         {remote, Start} ->
-            case remote(?SPEC:start(Spec, Start), Start, Reader) of
+            case remote(rabbitmq_stream_s3_reader_start:start(Spec, Start), Start, Reader) of
                 {ok, _} = Opened -> Opened;
                 {error, Why} -> {unknown, {remote, Why}}
             end;
         {local, LocalSpec} ->
-            case local(?SPEC:stock(LocalSpec), Reader) of
+            case local(rabbitmq_stream_s3_reader_start:stock(LocalSpec), Reader) of
                 {ok, Log} ->
                     %% Segments may have gone since the route was made: ask again, for a local
                     %% tier that begins where stock found its place.
@@ -239,7 +238,7 @@ opened_locally({timestamp, _} = Spec, First, #reader{context = Context} = Reader
     #{dir := Dir} = Context,
     case local(Spec, Reader) of
         {ok, Log} ->
-            case ?SPEC:behind_a_local_chunk(osiris_log:next_offset(Log), Dir) of
+            case rabbitmq_stream_s3_reader_start:behind_a_local_chunk(osiris_log:next_offset(Log), Dir) of
                 true ->
                     {ok, Reader#reader{tier = {local, Log}}};
                 false ->
@@ -256,12 +255,12 @@ opened_locally(_, _, _) ->
 route_from(Landed, StreamId, Spec, #reader{shared = Shared, context = #{dir := Dir}}) ->
     case Spec of
         {timestamp, _} ->
-            case ?SPEC:behind_a_local_chunk(Landed, Dir) of
+            case rabbitmq_stream_s3_reader_start:behind_a_local_chunk(Landed, Dir) of
                 true -> {local, Spec};
-                false -> ?SPEC:route(StreamId, Spec, Shared, Landed)
+                false -> rabbitmq_stream_s3_reader_start:route(StreamId, Spec, Shared, Landed)
             end;
         _ ->
-            ?SPEC:route(StreamId, Spec, Shared, Landed)
+            rabbitmq_stream_s3_reader_start:route(StreamId, Spec, Shared, Landed)
     end.
 
 -doc """
@@ -303,7 +302,7 @@ settled(Look, Place, Drop, Shared) ->
     end.
 
 -doc "The same reader in the remote tier, from Start; Next is the earliest offset that it can give.".
--spec remote(rabbitmq_stream_s3_remote_log:start(), osiris:offset(), #reader{}) ->
+-spec remote(rabbitmq_stream_s3_reader_remote:start(), osiris:offset(), #reader{}) ->
     {ok, #reader{}} | {error, term()}.
 remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
     RemoteOptions = #{
@@ -318,7 +317,7 @@ remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
         undefined ->
             {error, closed};
         Engine ->
-            case rabbitmq_stream_s3_remote_log:open(Engine, StreamId, Start, RemoteOptions) of
+            case rabbitmq_stream_s3_reader_remote:open(Engine, StreamId, Start, RemoteOptions) of
                 {ok, Remote} ->
                     {ok, Reader#reader{
                         tier = {remote, Remote}, chained = false, forgotten_until = undefined
@@ -335,7 +334,7 @@ local_first(#reader{shared = Shared}) ->
 -doc "The floor, also if it has yet to follow the files.".
 -spec oldest_chunk(#reader{}) -> osiris:offset() | -1.
 oldest_chunk(#reader{context = #{dir := Dir}} = Reader) ->
-    case {local_first(Reader), rabbitmq_stream_s3_local_retention:oldest(Dir)} of
+    case {local_first(Reader), rabbitmq_stream_s3_host_retention:oldest(Dir)} of
         {First, {ok, Oldest}} when First >= 0 -> max(First, Oldest);
         {First, _} -> First
     end.

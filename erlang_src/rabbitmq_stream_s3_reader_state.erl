@@ -2,7 +2,7 @@
 %% outlives the modules that made it, so it is carried over at its next use: to the same place, with
 %% the transient part anew. What cannot be understood is ended by the protocol's own means.
 %% Does not own: which fields are where (rabbitmq_stream_s3_reader.hrl), reading, and reopening what
-%% was open natively (rabbitmq_stream_s3_tiers, on the first read).
+%% was open natively (rabbitmq_stream_s3_reader_tier, on the first read).
 -module(rabbitmq_stream_s3_reader_state).
 
 -export([current/1, shared/1]).
@@ -65,7 +65,7 @@ tier({ended, Next}, _) when is_integer(Next) ->
     {ended, Next};
 tier({remote, Remote0}, Reader) ->
     #reader{chunk_selector = Selector, filter = Filter, counter = Counter} = Reader,
-    {ok, Remote} = rabbitmq_stream_s3_remote_log:resumed(Remote0, Selector, Filter, Counter),
+    {ok, Remote} = rabbitmq_stream_s3_reader_remote:resumed(Remote0, Selector, Filter, Counter),
     {remote, Remote}.
 
 %% The queue is all by which a subscription can be ended; without it an error has to do.

@@ -1,7 +1,7 @@
 %% Owns: how a reader waits, how it ends, and what the log says of what went wrong: each thing once,
 %% until a chunk comes.
-%% Does not own: what is waited for (rabbitmq_stream_s3_tiers), how a consumer learns that its
-%% subscription has ended (rabbitmq_stream_s3_subscription).
+%% Does not own: what is waited for (rabbitmq_stream_s3_reader_tier), how a consumer learns that its
+%% subscription has ended (rabbitmq_stream_s3_reader_subscription).
 -module(rabbitmq_stream_s3_reader_wait).
 
 -export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, goes_on/1, next/1]).
@@ -42,7 +42,7 @@ unplaced(Why, #reader{stream_id = StreamId, retries = Retries, tier = {unknown, 
     %% to be asked for.
     _ =
         (Retries band (Retries + 1)) =:= 0 andalso
-            rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+            rabbitmq_stream_s3_manifest_cache:wanted(StreamId),
     ok =
         case Why of
             {Tier, Reason} when Retries >= ?RETRIES_BEFORE_SAID ->
@@ -87,7 +87,7 @@ failed(Kind, Text, Reader) ->
 -doc "Releases what the tier of a reader holds.".
 -spec close_tier(#reader{}) -> ok.
 close_tier(#reader{tier = {local, Log}}) -> osiris_log:close(Log);
-close_tier(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:close(Remote);
+close_tier(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_reader_remote:close(Remote);
 close_tier(_) -> ok.
 
 -doc "A chunk: what went wrong is over, and will be said if it goes wrong again.".
@@ -116,7 +116,7 @@ say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Rea
 
 -doc "The offset that comes next.".
 -spec next(#reader{}) -> osiris:offset().
-next(#reader{tier = {unknown, Spec}, shared = Shared}) -> ?SPEC:provisional(Spec, Shared);
+next(#reader{tier = {unknown, Spec}, shared = Shared}) -> rabbitmq_stream_s3_reader_start:provisional(Spec, Shared);
 next(#reader{tier = {ended, Next}}) -> Next;
 next(#reader{tier = {local, Log}}) -> osiris_log:next_offset(Log);
-next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_remote_log:next_offset(Remote).
+next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_reader_remote:next_offset(Remote).

@@ -202,14 +202,14 @@ streams(Known) ->
 %% Data is only deleted on the word of a quorum.
 delete_if_gone(StreamId) ->
     case rabbitmq_stream_s3_db:anchor_exists(StreamId) of
-        false -> rabbitmq_stream_s3_lister:delete_stream(StreamId);
+        false -> rabbitmq_stream_s3_peers:delete_stream(StreamId);
         _ExistsOrUnknown -> ok
     end.
 
 %% Roles are known by the supervisor, logs by the table that osiris keeps for readers. A member that
 %% is in one of them only is just starting or ending.
 local_members() ->
-    Rows = #{element(1, Row) => Row || Row <- rabbitmq_stream_s3_osiris:members()},
+    Rows = #{element(1, Row) => Row || Row <- rabbitmq_stream_s3_host_osiris:members()},
     try
         [
             {role(Module), Pid, Row}
@@ -233,7 +233,7 @@ told(Role, Pid, Found, Known) ->
     StreamId =
         case Found of
             #{stream_id := Id} -> Id;
-            {_Pid, _Dir, Name, _Shared, _Reference} -> rabbitmq_stream_s3_hooks:stream_id(Name)
+            {_Pid, _Dir, Name, _Shared, _Reference} -> rabbitmq_stream_s3:stream_id(Name)
         end,
     case Known of
         #{StreamId := {Role, Pid, Info}} -> Info;
@@ -275,7 +275,7 @@ found(Role, {Pid, Dir, Name, Shared, Reference}) ->
     try {osiris_counters:fetch({Module, Reference}), user_retention(Reference)} of
         {Counter, {ok, Retention}} when Counter =/= undefined ->
             {ok, #{
-                stream_id => rabbitmq_stream_s3_hooks:stream_id(Name),
+                stream_id => rabbitmq_stream_s3:stream_id(Name),
                 name => Name,
                 dir => Dir,
                 shared => Shared,
@@ -318,16 +318,16 @@ user_retention(_NotOfRabbit) ->
     {ok, []}.
 
 attach(writer, Writer, #{stream_id := StreamId, dir := Dir} = Info, State) ->
-    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
-    ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:set_dir(Dir, StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:register_member(writer, Writer, Info),
     case is_process_alive(Writer) of
         true -> start_reader(Writer, Info, State);
         false -> State
     end;
 attach(acceptor, Replica, #{stream_id := StreamId, dir := Dir} = Info, State) ->
-    ok = rabbitmq_stream_s3_manifest_replica:register_dir(Dir, StreamId),
-    ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:set_dir(Dir, StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId),
     ok = rabbitmq_stream_s3_manifest_replica:register_member(acceptor, Replica, Info),
     State.
 
@@ -356,7 +356,7 @@ wait_for(Reader, Writer, #{stream_id := StreamId} = Info, #state{waiting = Waiti
     IsWaiting = lists:keymember(Writer, 1, maps:values(Waiting)),
     case rabbitmq_stream_s3_replica_reader:serves(StreamId) of
         Writer ->
-            case rabbitmq_stream_s3_manifest_replica:range(StreamId) of
+            case rabbitmq_stream_s3_manifest_cache:range(StreamId) of
                 {ok, _} -> ok;
                 _Lost -> rabbitmq_stream_s3_replica_reader:republish(Reader)
             end,

@@ -19,7 +19,6 @@ evaluation when a replica has come along, and says what lasts.
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -export([start_link/0, trimmable/3, overview/0, of_stream/1]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
@@ -53,20 +52,20 @@ start_link() ->
 Of the leading segments that tiering could trim, in order, those that it may trim now: also a beginning
 of them. `Size` gives the bytes of a segment.
 """.
--spec trimmable(file:filename_all(), [segment()], fun((osiris:offset()) -> non_neg_integer())) ->
+-spec trimmable(stream_id(), [segment()], fun((osiris:offset()) -> non_neg_integer())) ->
     [osiris:offset()].
-trimmable(_Dir, [], _Size) ->
+trimmable(_StreamId, [], _Size) ->
     [];
-trimmable(Dir, Segments, Size) ->
-    case {rabbitmq_stream_s3_manifest_replica:dir(Dir), limits()} of
-        {{ok, StreamId}, {MaxBytes, MaxAge}} ->
+trimmable(StreamId, Segments, Size) ->
+    case limits() of
+        {MaxBytes, MaxAge} ->
             try
                 trimmable(StreamId, Segments, Size, MaxBytes, MaxAge)
             catch
                 %% The table is gone: this server starts anew, and asks again.
                 error:badarg -> []
             end;
-        _UnknownOrOff ->
+        off ->
             [First || {First, _End} <- Segments]
     end.
 
@@ -244,7 +243,7 @@ look(Now) ->
 readers() ->
     lists:foldl(
         fun({_, Reference, Host, Port} = Id, Found) ->
-            case {stream_of(Reference), osiris_counters:fetch(Id)} of
+            case {rabbitmq_stream_s3_manifest_cache:of_queue(Reference), osiris_counters:fetch(Id)} of
                 {{ok, StreamId}, Counter} when Counter =/= undefined ->
                     Reader = {Host, Port, Counter},
                     maps:update_with(StreamId, fun(Rs) -> [Reader | Rs] end, [Reader], Found);
@@ -266,9 +265,6 @@ reader_ids() ->
         {'=:=', {element, 1, Id}, osiris_replica_reader}
     ],
     ets:select(Table, [{'$1', IsReader, [Id]}]).
-
-stream_of(Reference) ->
-    rabbitmq_stream_s3_manifest_replica:stream_of(Reference).
 
 lookup(Key) ->
     try ets:lookup(?TABLE, Key) of
@@ -326,7 +322,7 @@ look_after(StreamId, #kept{segments = [{First, End, Since, _} | _]} = Kept, Now)
             %% It is not written here any more.
             true = ets:delete(?TABLE, {kept, StreamId});
         IsOver ->
-            rabbitmq_stream_s3_replica_reader:evaluate_retention(Reader);
+            gen_server:cast(Reader, evaluate_retention);
         true ->
             say(StreamId, Kept, Now)
     end.

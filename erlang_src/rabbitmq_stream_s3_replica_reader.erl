@@ -22,8 +22,8 @@ starts anew.
 -include_lib("kernel/include/logger.hrl").
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([start_link/2, serves/1, republish/1, announce_to/2]).
--export([update_retention/2, evaluate_retention/1, cut/1, status/1, statuses/0, recovery_text/3]).
+-export([start_link/2, serves/1, republish/1]).
+-export([update_retention/2, cut/1, status/1, statuses/0, recovery_text/3]).
 -export([
     init/1,
     handle_continue/2,
@@ -87,19 +87,9 @@ serves(StreamId) ->
 republish(Reader) ->
     gen_server:cast(Reader, republish).
 
--doc "Tells a node that has a replica what is persisted, if the local log has shown that it fits.".
--spec announce_to(pid(), node()) -> ok.
-announce_to(Reader, Node) ->
-    gen_server:cast(Reader, {announce_to, Node}).
-
 -spec update_retention(pid(), [osiris:retention_spec()]) -> ok.
 update_retention(Reader, Specs) ->
     gen_server:cast(Reader, {update_retention, Specs}).
-
--doc "What held local segments back may be over: has local retention evaluated.".
--spec evaluate_retention(pid()) -> ok.
-evaluate_retention(Reader) ->
-    gen_server:cast(Reader, evaluate_retention).
 
 -doc "Cuts what is being assembled now, for operators and tests.".
 -spec cut(pid()) -> ok | {error, busy | closed | unavailable}.
@@ -158,18 +148,20 @@ handle_call(_Unknown, _From, State) ->
 handle_cast({update_retention, Specs}, #state{info = Info} = State0) ->
     State = State0#state{info = Info#{retention := Specs}},
     {noreply, send({retention, bounds(Specs)}, State)};
+%% From rabbitmq_stream_s3_replica_lag: a replica has caught up.
 handle_cast(evaluate_retention, #state{info = Info} = State) ->
-    ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+    ok = evaluate_local_retention(Info),
     {noreply, State};
+%% From rabbitmq_stream_s3_manifest_replica: a node with a replica asks what is persisted.
 handle_cast({announce_to, _Node}, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast({announce_to, Node}, #state{range = Range, stream_id = StreamId} = State) ->
-    ok = rabbitmq_stream_s3_manifest_replica:announce([Node], StreamId, Range, none),
+    ok = rabbitmq_stream_s3_peers:announce([Node], StreamId, Range, none),
     {noreply, State};
 handle_cast(republish, #state{range = undefined} = State) ->
     {noreply, State};
 handle_cast(republish, #state{range = Range, stream_id = StreamId} = State) ->
-    ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Range),
     {noreply, State};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
@@ -299,8 +291,8 @@ handle_push({commit_pointer, Epoch, Uid, Next, Revision}, State) ->
     {noreply, start_task(pointer_committed, Task, State)};
 handle_push({range, Range, Edit}, #state{stream_id = StreamId, info = Info} = State) ->
     %% In this order: the evaluation goes by the row.
-    ok = rabbitmq_stream_s3_manifest_replica:put(StreamId, Range),
-    ok = rabbitmq_stream_s3_hooks:evaluate_local_retention(Info),
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, Range),
+    ok = evaluate_local_retention(Info),
     Announcer = announce(Range, Edit, State),
     {noreply, State#state{range = Range, announcer = Announcer}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
@@ -325,7 +317,7 @@ handle_push({recovered, Kind}, #state{stream_id = StreamId, problems = Problems}
     {noreply, State#state{problems = maps:remove(Kind, Problems)}};
 handle_push({stopped, deleted}, #state{stream_id = StreamId} = State) ->
     ?LOG_INFO("stream_s3: ~ts: the queue was deleted, uploads end", [StreamId], ?DOMAIN),
-    ok = rabbitmq_stream_s3_manifest_replica:forget(StreamId),
+    ok = rabbitmq_stream_s3_manifest_cache:forget(StreamId),
     {stop, normal, State};
 handle_push({stopped, conflict_lost}, #state{stream_id = StreamId} = State) ->
     ?LOG_INFO("stream_s3: ~ts: a later writer has taken over", [StreamId], ?DOMAIN),
@@ -334,6 +326,10 @@ handle_push({stopped, Reason}, State) ->
     {stop, {native_stream_stopped, Reason}, State};
 handle_push(Unknown, State) ->
     {stop, {unknown_push, Unknown}, State}.
+
+evaluate_local_retention(#{stream_id := StreamId} = Info) ->
+    Member = rabbitmq_stream_s3_manifest_cache:member(StreamId),
+    rabbitmq_stream_s3_host_retention:evaluate(Info, Member).
 
 %% What is committed, and where the local log starts, as the writer publishes it.
 look(#state{stream = undefined} = State) ->
@@ -374,7 +370,7 @@ announce(Range, Edit, #state{info = #{reference := #resource{kind = queue} = QNa
     spawn(fun() ->
         Nodes = member_nodes(QName),
         ok = await_end(Before),
-        rabbitmq_stream_s3_manifest_replica:announce(Nodes, StreamId, Range, Edit)
+        rabbitmq_stream_s3_peers:announce(Nodes, StreamId, Range, Edit)
     end);
 announce(_Range, _Edit, _NotOfRabbit) ->
     undefined.

@@ -7,7 +7,6 @@ Owns which facts are shown and that no secret is among them. Holds nothing and c
 
 -export([node_status/0, stream_status/2, cut/2, read_alarm/0, advice/1, hidden/0]).
 
--define(APP, rabbitmq_stream_s3).
 -define(REMOTE_TIMEOUT_MS, 10_000).
 
 -spec node_status() -> #{atom() => term()}.
@@ -17,11 +16,11 @@ node_status() ->
             {inert, Kind, Why} -> {inert, Kind, Why};
             Other -> {Other, none, <<>>}
         end,
-    #{mode := Hooks, attached := Attached} = rabbitmq_stream_s3_osiris:status(),
+    #{mode := Hooks, attached := Attached} = rabbitmq_stream_s3_host_osiris:status(),
     Settings = rabbitmq_stream_s3_config:public(),
     Access = rabbitmq_stream_s3_api_aws:bucket_status(),
     {Protected, IsComplete} =
-        case {Attached, rabbitmq_stream_s3_protection:overview()} of
+        case {Attached, rabbitmq_stream_s3_manifest_protection:overview()} of
             {true, {Completeness, Streams}} -> {Streams, Completeness =:= complete};
             _ -> {0, true}
         end,
@@ -96,8 +95,8 @@ advice(_Osiris) ->
 -spec hidden() -> {ok, [#{atom() => term()}]}.
 hidden() ->
     {ok, [
-        Hidden#{text => rabbitmq_stream_s3:utf8(rabbitmq_stream_s3_hidden:line(Hidden))}
-     || Hidden <- rabbitmq_stream_s3_hidden:streams()
+        Hidden#{text => rabbitmq_stream_s3:utf8(rabbitmq_stream_s3_status_hidden:line(Hidden))}
+     || Hidden <- rabbitmq_stream_s3_status_hidden:streams()
     ]}.
 
 -spec stream_status(rabbit_types:vhost(), binary()) ->
@@ -156,7 +155,7 @@ reader(VHost, Name) ->
 
 reader_of(Queue) ->
     #{name := Name} = amqqueue:get_type_state(Queue),
-    StreamId = rabbitmq_stream_s3_hooks:stream_id(Name),
+    StreamId = rabbitmq_stream_s3:stream_id(Name),
     %% This node first: then most answers need no other.
     Others = lists:delete(node(), rabbit_nodes:list_running()),
     case first_reader(StreamId, [node() | Others]) of
@@ -199,7 +198,7 @@ text(Format, Args) ->
     rabbitmq_stream_s3:utf8(io_lib:format(Format, Args)).
 
 version() ->
-    version(?APP).
+    version(rabbitmq_stream_s3).
 
 version(App) ->
     case application:get_key(App, vsn) of

@@ -40,16 +40,16 @@ init(Mode) ->
     {ok, {Flags, children(Mode)}}.
 
 children(inert) ->
-    [worker(rabbitmq_stream_s3_protection)];
+    [worker(rabbitmq_stream_s3_manifest_protection)];
 children(active) ->
     [
         %% The cache comes before the engine: an engine that is opened again marks what the cache
         %% knows.
-        worker(rabbitmq_stream_s3_quorum),
+        worker(rabbitmq_stream_s3_db_quorum),
         worker(rabbitmq_stream_s3_manifest_replica),
         worker(rabbitmq_stream_s3_replica_lag),
         worker(rabbitmq_stream_s3_api_aws),
-        worker(rabbitmq_stream_s3_gap),
+        worker(rabbitmq_stream_s3_reader_gap),
         worker(rabbitmq_stream_s3_reader_lookup),
         worker(rabbitmq_stream_s3_reaper),
         worker(rabbitmq_stream_s3_lister),

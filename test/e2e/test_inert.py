@@ -303,7 +303,7 @@ def test_another_host_is_checked_before_an_upgrade(node, tmp_path):
 
 
 # Wrappers of another version: only a restart brings those of this one.
-OTHER_HOOKS = ("rabbitmq_stream_s3_osiris_forms.erl", r"-define\(VERSION, \d+\)", "-define(VERSION, 99)")
+OTHER_HOOKS = ("rabbitmq_stream_s3_host_forms.erl", r"-define\(VERSION, \d+\)", "-define(VERSION, 99)")
 # Readers of another shape.
 OTHER_READERS = (
     ("rabbitmq_stream_s3_reader.hrl", r"-define\(READER_VERSION, \d+\)", "-define(READER_VERSION, 99)"),

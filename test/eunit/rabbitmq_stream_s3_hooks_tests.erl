@@ -180,7 +180,7 @@ tracking_looks_at_both_tiers() ->
     %% At the start of a node a log may open before anybody can be told of it.
     ets:delete(?MANIFEST_CACHE, <<"tracking">>),
     ?assertEqual({0, 0}, Firsts()),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).
 
 %% No shell and no engine, and a stream that has a manifest: nothing is forgotten, nothing is trimmed,
@@ -190,7 +190,7 @@ an_inert_node_keeps_what_it_protects() ->
     true = unregister(rabbitmq_stream_s3_reconciler),
     _ = persistent_term:erase(?ENGINE),
     ok = rabbitmq_stream_s3:set_mode({inert, no_bucket, <<"why">>}),
-    Table = ets:new(rabbitmq_stream_s3_protection, [named_table, public]),
+    Table = ets:new(rabbitmq_stream_s3_manifest_protection, [named_table, public]),
     true = ets:insert(Table, {complete, true}),
     Log = ?LOG:append(9, ?LOG:new("inert")),
     [{_, {unknown, _}}] = ets:lookup(Table, ?LOG:stream_id(Log)),

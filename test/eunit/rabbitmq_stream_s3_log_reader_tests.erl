@@ -291,8 +291,8 @@ outlives_the_code_of_the_plugin() ->
         ?TAG,
         rabbitmq_stream_s3_reader_open,
         rabbitmq_stream_s3_reader_wait,
-        rabbitmq_stream_s3_tiers,
-        rabbitmq_stream_s3_remote_log,
+        rabbitmq_stream_s3_reader_tier,
+        rabbitmq_stream_s3_reader_remote,
         rabbitmq_stream_s3_hooks
     ],
     [

@@ -4,7 +4,7 @@
 -include("rabbitmq_stream_s3.hrl").
 
 -define(DOUBLE, stream_s3_nif_double).
--define(END, rabbitmq_stream_s3_durable_end).
+-define(END, rabbitmq_stream_s3_manifest_end).
 
 lost_log_test_() ->
     {foreach, fun setup/0, fun cleanup/1, [
@@ -147,9 +147,9 @@ unknown() ->
 detached() ->
     Config = config(2),
     ok = durable(Config, 40),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({0, empty}, osiris_log:tail_info(osiris_log:init(Config))),
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 earlier_pointer() ->
     Config = config(2),

@@ -64,11 +64,11 @@ adopts_readers_that_were_open_before(How) ->
     _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
     true = ets:insert(Cache, {self(), Dir, Name, Shared, Ref, fun(_) -> ok end}),
     _ = readers(),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     {ok, State} = osiris_log:init_offset_reader(first, Context),
     {First, Reader1} = take(3, under_test(How, State)),
     ?assertEqual(osiris_log, tier(Reader1)),
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     uploaded(20, Log),
     3 = ?LOG:trim(20, Log),
     {Rest, Reader2} = all(Reader1),
@@ -291,9 +291,9 @@ odd_specs_are_those_of_stock() ->
         ok = osiris_log:close(State),
         Next
     end,
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     Expected = [Open(S) || S <- Specs],
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     uploaded(14, Log),
     ?assertEqual(Expected, [Open(S) || S <- Specs]),
     %% What stock does not know it refuses itself.
@@ -305,9 +305,9 @@ odd_specs_are_those_of_stock() ->
         end
     end,
     Odd = [true, 1.5, {abs, -1}, {unknown, 1}],
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     Refused = [Unknown(S) || S <- Odd],
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     ?assertEqual(Refused, [Unknown(S) || S <- Odd]),
     %% Trimmed, an offset below everything is the first of both tiers.
     1 = ?LOG:trim(11, Log),

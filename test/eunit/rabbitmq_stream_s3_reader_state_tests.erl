@@ -138,7 +138,7 @@ the_rest_of_a_remote_chunk_needs_no_plugin() ->
     ],
     Log = ?LOG:append(lists:reverse(Entries), 0, <<>>, ?LOG:append(1, ?LOG:new("off_iterator"))),
     [_, {#{num_entries := 5} = Header, _, Data, _}] = ?LOG:chunks(Log),
-    Whole = rabbitmq_stream_s3_remote_log:iterator(Header, split(Data)),
+    Whole = rabbitmq_stream_s3_reader_remote:iterator(Header, split(Data)),
     Expected = entries(Whole),
     ?assertEqual(5, length(Expected)),
     %% From the start, and behind what was decoded already.
@@ -176,11 +176,11 @@ a_reader_can_be_asked_and_closed_while_the_plugin_is_off() ->
     ).
 
 while_off(Fun) ->
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     try
         Fun()
     after
-        ok = rabbitmq_stream_s3_osiris:attach()
+        ok = rabbitmq_stream_s3_host_osiris:attach()
     end.
 
 woken() ->

@@ -20,16 +20,16 @@ setup() ->
     ok = osiris_counters:init(),
     ok = application:set_env(osiris, max_segment_size_chunks, ?SEGMENT_CHUNKS),
     ok = stream_s3_nif_double:load(),
-    {ok, Gaps} = rabbitmq_stream_s3_gap:start_link(),
+    {ok, Gaps} = rabbitmq_stream_s3_reader_gap:start_link(),
     true = unlink(Gaps),
     {ok, Lookups} = rabbitmq_stream_s3_reader_lookup:start_link(),
     true = unlink(Lookups),
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 cleanup(_) ->
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     ok = application:unset_env(osiris, max_segment_size_chunks),
-    ok = gen_server:stop(rabbitmq_stream_s3_gap),
+    ok = gen_server:stop(rabbitmq_stream_s3_reader_gap),
     ok = gen_server:stop(rabbitmq_stream_s3_reader_lookup),
     stream_s3_nif_double:unload().
 
@@ -102,7 +102,7 @@ reference(Name) -> {resource, <<"/">>, queue, list_to_binary(Name)}.
 %% What a reader that waits for it waits for.
 gap_is_certain(Log) ->
     Deadline = erlang:monotonic_time(millisecond) + 60_000,
-    rabbitmq_stream_s3_gap:await(stream_id(Log), floor(Log), Deadline).
+    rabbitmq_stream_s3_reader_gap:await(stream_id(Log), floor(Log), Deadline).
 
 %% The logger of osiris.
 log(_, _, _, _) -> ok.
@@ -177,4 +177,4 @@ file(Offset, Extension, #log{dir = Dir}) ->
     filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])).
 
 delete_files(RemoteNext, #log{dir = Dir}) ->
-    rabbitmq_stream_s3_local_retention:trim(Dir, RemoteNext).
+    rabbitmq_stream_s3_host_retention:trim(Dir, RemoteNext).

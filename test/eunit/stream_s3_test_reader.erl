@@ -175,11 +175,11 @@ eventually(Condition) ->
 
 %% What stock reads of this log.
 stock(How, Spec, Options, Log) ->
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     Reader0 = open(How, Spec, Options, Log),
     {Chunks, Reader} = all(Reader0),
     ok = close(Reader),
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     Chunks.
 
 %% Uploaded up to Next, all still local.

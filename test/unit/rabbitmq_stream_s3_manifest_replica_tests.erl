@@ -360,7 +360,7 @@ failed() ->
     answer({1, 9, 7}).
 
 gone() ->
-    C = rabbitmq_stream_s3_replica_context,
+    C = rabbitmq_stream_s3_manifest_context,
     {read, Reading} = C:next(C:new()),
     {fetch, {1, 7, 5}, Fetching} = C:pointer_read({ok, {1, 7, 5}}, Reading),
     {idle, Gone} = C:failed(not_found, Fetching),

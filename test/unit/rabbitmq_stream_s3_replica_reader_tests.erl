@@ -273,7 +273,7 @@ busy() ->
 
 range() ->
     %% The evaluation that follows is one that the hooks have added to osiris.
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     #{reader := Reader} = Open = open(),
     Range = #{
         first_offset => 0,
@@ -292,7 +292,7 @@ range() ->
     ok = ?READER:republish(Reader),
     #{range := Range} = ?READER:status(Reader),
     ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     normal = close(Open).
 
 problems() ->

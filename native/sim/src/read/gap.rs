@@ -1,5 +1,5 @@
 //! Whether what lies between the known end of the remote tier and the floor of a local log is in neither tier, as the shell finds
-//! it out (`rabbitmq_stream_s3_gap`): on the word of a quorum, for one floor. Until then a reader waits.
+//! it out (`rabbitmq_stream_s3_reader_gap`): on the word of a quorum, for one floor. Until then a reader waits.
 
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 %% detaches them. Uses osiris' own hooks where they exist; otherwise adds them to the loaded
 %% osiris_log from its abstract code, at most once in the life of a node; and likewise the answers to
 %% osiris' statistics.
-%% Does not own: what the wrappers look like (rabbitmq_stream_s3_osiris_forms), what they call
+%% Does not own: what the wrappers look like (rabbitmq_stream_s3_host_forms), what they call
 %% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
--module(rabbitmq_stream_s3_osiris).
+-module(rabbitmq_stream_s3_host_osiris).
 
 -export([attach/0, detach/0, detach/1, status/0]).
 -export([members/0, has_member/1, member/1]).
@@ -24,9 +24,6 @@
 -type member() ::
     {pid(), file:filename_all(), osiris:name(), atomics:atomics_ref(), Reference :: term()}.
 
--define(MARK, rabbitmq_stream_s3).
--define(HOOKS, rabbitmq_stream_s3_hooks).
--define(READER, rabbitmq_stream_s3_log_reader).
 %% How long detach/1 waits for processes that are inside the plugin's modules.
 -define(LEAVE_MS, 5_000).
 -define(LEAVE_POLL_MS, 10).
@@ -72,7 +69,7 @@ status() ->
             {false, none} -> untouched;
             {false, _} -> instrumented
         end,
-    #{mode => Mode, attached => application:get_env(osiris, log_reader) =:= {ok, ?READER}}.
+    #{mode => Mode, attached => application:get_env(osiris, log_reader) =:= {ok, rabbitmq_stream_s3_log_reader}}.
 
 -doc "Members whose log is open on this node, from the table that osiris keeps for readers.".
 -spec members() -> [member()].
@@ -105,8 +102,8 @@ member(Shared) ->
 
 attach_locked() ->
     %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.
-    _ = [code:ensure_loaded(M) || M <- [?HOOKS, ?READER, rabbitmq_stream_s3_drain]],
-    ok = rabbitmq_stream_s3_local_retention:init(),
+    _ = [code:ensure_loaded(M) || M <- [rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader, rabbitmq_stream_s3_reader_drain]],
+    ok = rabbitmq_stream_s3_host_retention:init(),
     maybe
         {module, _} ?= code:ensure_loaded(osiris_log),
         ok ?= neighbours(),
@@ -129,19 +126,19 @@ attach_locked() ->
     end.
 
 hook() ->
-    ok = application:set_env(osiris, log_reader, ?READER),
-    ok = application:set_env(osiris, log_hooks, ?HOOKS),
+    ok = application:set_env(osiris, log_reader, rabbitmq_stream_s3_log_reader),
+    ok = application:set_env(osiris, log_hooks, rabbitmq_stream_s3_hooks),
     keep(none).
 
 keep(none) ->
-    _ = persistent_term:erase(rabbitmq_stream_s3_detached_forms:kept_key()),
+    _ = persistent_term:erase(rabbitmq_stream_s3_host_detached_forms:kept_key()),
     ok;
 keep(Kept) ->
-    persistent_term:put(rabbitmq_stream_s3_detached_forms:kept_key(), Kept).
+    persistent_term:put(rabbitmq_stream_s3_host_detached_forms:kept_key(), Kept).
 
 calls_are_here(Version) ->
     case
-        rabbitmq_stream_s3_osiris_forms:calls_of(Version, osiris_log:module_info(attributes))
+        rabbitmq_stream_s3_host_forms:calls_of(Version, osiris_log:module_info(attributes))
     of
         {ok, Calls} ->
             lists:all(fun({M, F, A}) -> erlang:function_exported(M, F, A) end, Calls);
@@ -155,7 +152,7 @@ wait_until_left() ->
     Modules =
         case application:get_key(rabbitmq_stream_s3, modules) of
             {ok, All} -> All;
-            undefined -> [?HOOKS, ?READER]
+            undefined -> [rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader]
         end,
     ok = timer:sleep(?LEAVE_POLL_MS),
     Deadline = erlang:monotonic_time(millisecond) + ?LEAVE_MS,
@@ -186,7 +183,7 @@ installed_version(Module) ->
         false ->
             none;
         {file, _} ->
-            proplists:get_value(?MARK, Module:module_info(attributes), none)
+            proplists:get_value(rabbitmq_stream_s3, Module:module_info(attributes), none)
     end.
 
 install(true, _) ->
@@ -204,7 +201,7 @@ install(false, none) ->
         ok
     end;
 install(false, [Installed]) ->
-    case rabbitmq_stream_s3_osiris_forms:version() of
+    case rabbitmq_stream_s3_host_forms:version() of
         Installed ->
             ok;
         Wanted ->
@@ -227,14 +224,14 @@ install_statistics() ->
                     ok
             end
         end,
-        rabbitmq_stream_s3_stats:wrapped()
+        rabbitmq_stream_s3_reader_stats:wrapped()
     ).
 
 install_statistics(Module, Functions) ->
     Result =
         maybe
             {ok, File, Forms} ?= abstract_code(Module),
-            {ok, Wrapped} ?= rabbitmq_stream_s3_osiris_forms:wrap_answers(?MARK, Functions, Forms),
+            {ok, Wrapped} ?= rabbitmq_stream_s3_host_forms:wrap_answers(rabbitmq_stream_s3, Functions, Forms),
             {ok, Binary} ?= compiled(Module, Wrapped),
             load(Module, File, Binary)
         end,
@@ -253,7 +250,7 @@ install_drain() ->
             Result =
                 maybe
                     {ok, File, Forms} ?= abstract_code(Module),
-                    {ok, Wrapped} ?= rabbitmq_stream_s3_osiris_forms:wrap_drain(?MARK, Forms),
+                    {ok, Wrapped} ?= rabbitmq_stream_s3_host_forms:wrap_drain(rabbitmq_stream_s3, Forms),
                     {ok, Binary} ?= compiled(Module, Wrapped),
                     load(Module, File, Binary)
                 end,
@@ -275,7 +272,7 @@ install_drain() ->
 -spec missing_callbacks([{module(), [{atom(), arity()}]}]) -> [{module(), {atom(), arity()}}].
 missing_callbacks(Wanted) ->
     %% A callback that we do not export would crash a log when it is first called.
-    Ours = #{osiris_log_hooks => ?HOOKS, osiris_log_reader => ?READER},
+    Ours = #{osiris_log_hooks => rabbitmq_stream_s3_hooks, osiris_log_reader => rabbitmq_stream_s3_log_reader},
     [
         {Behaviour, Callback}
      || {Behaviour, Callbacks} <- Wanted,
@@ -324,10 +321,10 @@ abstract_code(Module, File, Binary) ->
     end.
 
 -doc false.
--spec instrumented(rabbitmq_stream_s3_osiris_forms:forms()) ->
+-spec instrumented(rabbitmq_stream_s3_host_forms:forms()) ->
     {ok, binary()} | {error, {reason(), unicode:chardata()}}.
 instrumented(Forms) ->
-    case rabbitmq_stream_s3_osiris_forms:instrument(?MARK, Forms) of
+    case rabbitmq_stream_s3_host_forms:instrument(rabbitmq_stream_s3, Forms) of
         {ok, Hooked} ->
             compiled(osiris_log, Hooked);
         {error, Problems} ->

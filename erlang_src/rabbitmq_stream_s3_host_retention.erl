@@ -1,9 +1,9 @@
 %% Owns: which local segments may go because the remote tier has them, and their deletion.
 %% Does not own: the user's retention (stock osiris evaluates it), what is durable (the caller
 %% says up to where), the floor that readers see (set from the result of the stock evaluation).
--module(rabbitmq_stream_s3_local_retention).
+-module(rabbitmq_stream_s3_host_retention).
 
--export([init/0, trim/2, oldest/1, stats/0]).
+-export([init/0, trim/3, evaluate/2, user_specs/1, oldest/1, stats/0]).
 -export([surplus/2]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -13,7 +13,15 @@
 %% Header and one record of an osiris index file.
 -define(NON_EMPTY_INDEX_BYTES, (8 + 29)).
 
+%% A bound that no log reaches.
+-define(UNBOUNDED_BYTES, (1 bsl 62)).
+
 -type offset() :: non_neg_integer().
+%% Of the durable leading segments, in order, those that may go now: a beginning of them. The second
+%% argument gives the bytes of a segment.
+-type trimmable() :: fun(
+    ([{First :: offset(), End :: offset()}], fun((offset()) -> non_neg_integer())) -> [offset()]
+).
 
 -doc "Makes the counters of this node, once.".
 -spec init() -> ok.
@@ -33,15 +41,15 @@ stats() ->
 
 -doc """
 Deletes the leading segments of a log directory whose every offset is below RemoteNext, and returns
-how many. Never the active segment, never the last segment that holds a chunk, nor what a replica that
-lags still needs.
+how many. Never the active segment, never the last segment that holds a chunk, nor what the caller wants
+kept.
 """.
--spec trim(file:filename_all(), offset()) -> non_neg_integer().
-trim(Dir, RemoteNext) ->
+-spec trim(file:filename_all(), offset(), trimmable()) -> non_neg_integer().
+trim(Dir, RemoteNext, Trimmable) ->
     Segments = segments(Dir),
     Durable = with_ends(surplus(Segments, RemoteNext), [Offset || {Offset, _} <- Segments]),
     Size = fun(Offset) -> filelib:file_size(path(Dir, Offset, "segment"), prim_file) end,
-    Surplus = rabbitmq_stream_s3_replica_lag:trimmable(Dir, Durable, Size),
+    Surplus = Trimmable(Durable, Size),
     ok = lists:foreach(fun(Offset) -> delete(Dir, Offset) end, Surplus),
     case Surplus of
         [] ->
@@ -54,6 +62,38 @@ trim(Dir, RemoteNext) ->
             ]),
             Count
     end.
+
+-doc """
+Asks osiris to evaluate the retention of a log now. Osiris would do so only when a segment is full
+and the user has set a bound; a persist can come much later, and the segments it covers go then.
+Osiris keeps one timer for each log, which ends with the process that asked last: so this asks in
+the name of the member, as the member itself does.
+""".
+-spec evaluate(rabbitmq_stream_s3:member_info(), {ok, pid()} | none) -> ok.
+evaluate(Info, Member) ->
+    #{name := Name, dir := Dir, retention := Retention} = Info,
+    #{shared := Shared, counter := Counter} = Info,
+    Specs =
+        case user_specs(Retention) of
+            %% Osiris ignores an empty list, not a bound that nothing reaches.
+            [] -> [{max_bytes, ?UNBOUNDED_BYTES}];
+            UserSpecs -> UserSpecs
+        end,
+    %% Added by the instrumentation, so not known to xref.
+    Log = osiris_log,
+    Evaluated = Log:'$retention_evaluated'(Shared, Counter),
+    case Member of
+        {ok, Pid} ->
+            %% What osiris_retention:eval/4 sends, with another process than this one.
+            gen_server:cast(osiris_retention, {eval, Pid, Name, Dir, Specs, Evaluated});
+        none ->
+            osiris_retention:eval(Name, Dir, Specs, Evaluated)
+    end.
+
+-doc "The bounds that the user has set, without the functions that osiris adds.".
+-spec user_specs([osiris:retention_spec() | tuple()]) -> [osiris:retention_spec()].
+user_specs(Specs) ->
+    [Spec || Spec <- Specs, element(1, Spec) =/= 'fun'].
 
 -doc """
 Where the local log begins, by the names of its files: unlike the floor that readers share it is never

@@ -1,10 +1,10 @@
--module(rabbitmq_stream_s3_stats_tests).
+-module(rabbitmq_stream_s3_reader_stats_tests).
 -include_lib("eunit/include/eunit.hrl").
 -include("rabbitmq_stream_s3.hrl").
 
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
--define(FORMS, rabbitmq_stream_s3_osiris_forms).
+-define(FORMS, rabbitmq_stream_s3_host_forms).
 %% As osiris has them.
 -define(FIELDS, [
     {Field, N, counter, ""}
@@ -116,9 +116,9 @@ fields_of_a_member() ->
 
 detached() ->
     {_, _} = trimmed("stats_detached"),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertMatch(#{first_chunk_id := 6}, osiris:get_stats(self())),
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     ?assertMatch(#{first_chunk_id := 0}, osiris:get_stats(self())).
 
 a_module_of_another_shape_is_left_alone_test() ->

@@ -2,15 +2,14 @@
 %% the answer would depend on a manifest that this node does not know yet, or that may be too old to
 %% say that there is a gap between the tiers.
 %% Does not own: the decision itself (native), opening a reader and waiting until the place is known
-%% (rabbitmq_stream_s3_reader_open, rabbitmq_stream_s3_tiers).
--module(rabbitmq_stream_s3_offset_spec).
+%% (rabbitmq_stream_s3_reader_open, rabbitmq_stream_s3_reader_tier).
+-module(rabbitmq_stream_s3_reader_start).
 
 -export([route/4, supported/1, pinned/2, provisional/2]).
 -export([behind_a_local_chunk/2, stock/1, start/2, deadline/0, committed_offset/1]).
 
--include("rabbitmq_stream_s3.hrl").
 
--type start() :: rabbitmq_stream_s3_remote_log:start().
+-type start() :: rabbitmq_stream_s3_reader_remote:start().
 -type route() ::
     {local, term()} | {remote, osiris:offset()} | unknown | {error, {offset_out_of_range, term()}}.
 -export_type([route/0]).
@@ -22,7 +21,7 @@
 -doc """
 Where to start: First is the first local chunk id, -1 if the log is empty. Never waits. `unknown`
 while this node has no engine, does not know the manifest, or has not verified that a gap below First
-is real (rabbitmq_stream_s3_gap), unless the local log has the answer whatever the manifest says. An
+is real (rabbitmq_stream_s3_reader_gap), unless the local log has the answer whatever the manifest says. An
 unknown place never looks like a known one.
 """.
 -spec route(binary(), osiris:offset_spec(), atomics:atomics_ref(), osiris:offset() | -1) -> route().
@@ -59,7 +58,7 @@ leads_below(first, _) -> true;
 leads_below({timestamp, _}, _) -> true.
 
 beyond_gap(Engine, StreamId, Spec, First, LocalNext) ->
-    case rabbitmq_stream_s3_gap:is_certain(StreamId, First) of
+    case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, First) of
         true ->
             %% Verifying the gap may have brought a newer manifest.
             case native_route(Engine, StreamId, Spec, First, LocalNext) of
@@ -143,7 +142,7 @@ because segments only go from the front.
 """.
 -spec behind_a_local_chunk(osiris:offset(), file:filename_all()) -> boolean().
 behind_a_local_chunk(ChunkId, Dir) ->
-    case rabbitmq_stream_s3_local_retention:oldest(Dir) of
+    case rabbitmq_stream_s3_host_retention:oldest(Dir) of
         {ok, Oldest} -> Oldest < ChunkId;
         none -> false
     end.
@@ -177,7 +176,7 @@ mark_member(undefined, _, _) ->
 mark_member(Engine, StreamId, Shared) ->
     case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
         none ->
-            case rabbitmq_stream_s3_osiris:has_member(Shared) of
+            case rabbitmq_stream_s3_host_osiris:has_member(Shared) of
                 true -> rabbitmq_stream_s3_nif:manifest_mark_pending(Engine, StreamId);
                 false -> ok
             end;

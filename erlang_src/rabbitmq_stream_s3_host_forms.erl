@@ -1,13 +1,13 @@
 %% Owns: the shape that osiris_log must have, and the change of its abstract code that adds the
 %% hooks. Pure: forms in, forms out.
-%% Does not own: reading, compiling or loading the module (rabbitmq_stream_s3_osiris), nor what
+%% Does not own: reading, compiling or loading the module (rabbitmq_stream_s3_host_osiris), nor what
 %% a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader), nor what takes its place
-%% while the plugin is off (rabbitmq_stream_s3_detached_forms).
+%% while the plugin is off (rabbitmq_stream_s3_host_detached_forms).
 %%
 %% A hooked function keeps its body under the name '$stock_<name>'; the old name becomes a
 %% wrapper. Calls inside the module go to the wrapper too: init/1 and init_acceptor/3 reach the
 %% hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
--module(rabbitmq_stream_s3_osiris_forms).
+-module(rabbitmq_stream_s3_host_forms).
 
 -export([instrument/2, wrap_answers/3, wrap_drain/2, version/0]).
 -export([calls/0, calls_of/2]).
@@ -18,8 +18,6 @@
 %% Bump when a wrapper changes: code of another version needs a restart of the node. Until then it
 %% protects, if everything that it calls is there (see calls_of/2).
 -define(VERSION, 2).
--define(CALLS, rabbitmq_stream_s3_calls).
--define(DETACHED, rabbitmq_stream_s3_detached_forms).
 
 -doc "The version of the wrappers that instrument/2 adds.".
 -spec version() -> pos_integer().
@@ -58,7 +56,7 @@ calls() ->
 calls_of(1, _) ->
     {ok, calls()};
 calls_of(_, Attributes) ->
-    case proplists:get_value(?CALLS, Attributes, unknown) of
+    case proplists:get_value(rabbitmq_stream_s3_calls, Attributes, unknown) of
         unknown -> unknown;
         Calls -> {ok, Calls}
     end.
@@ -77,7 +75,7 @@ instrument(Mark, Forms) ->
     end.
 
 -doc """
-Has rabbitmq_stream_s3_stats look over what functions of a module answer, while the hooks are there:
+Has rabbitmq_stream_s3_reader_stats look over what functions of a module answer, while the hooks are there:
 with the same arguments, and the answer behind them. Those that there are: an older osiris has fewer.
 """.
 -spec wrap_answers(atom(), [{atom(), arity()}], forms()) ->
@@ -92,7 +90,7 @@ wrap_answers(Mark, Functions, Forms) ->
     end.
 
 -doc """
-Has rabbitmq_stream_s3_drain decide when a drain of one of our readers is complete. The forms are those
+Has rabbitmq_stream_s3_reader_drain decide when a drain of one of our readers is complete. The forms are those
 of rabbit_stream_queue, where a drain completes at any end of stream, and is answered right after.
 """.
 -spec wrap_drain(atom(), forms()) -> {ok, forms()} | {error, {unknown_shape, unicode:chardata()}}.
@@ -222,10 +220,10 @@ rewrite(Mark, Hooks, Forms) ->
     Anno = erl_anno:new(0),
     Attributes = [
         {attribute, Anno, Mark, ?VERSION},
-        {attribute, Anno, ?CALLS, calls()},
+        {attribute, Anno, rabbitmq_stream_s3_calls, calls()},
         {attribute, Anno, export, [{'$retention_evaluated', 2}]}
     ],
-    Detached = ?DETACHED:functions(fields(iterator, Forms)),
+    Detached = rabbitmq_stream_s3_host_detached_forms:functions(fields(iterator, Forms)),
     Added = [adopt(), evaluated(), begin_log() | Detached] ++ [wrapper(H) || H <- Hooks],
     Wrappers = [parse(Text) || Text <- Added],
     replace(Hooks, Attributes, Wrappers, Forms).
@@ -261,7 +259,7 @@ looked_over({Name, Arity}) ->
         "    Answer = '$stock_~s'(~s),"
         "    case application:get_env(osiris, log_hooks) of"
         "        {ok, _} ->"
-        "            try rabbitmq_stream_s3_stats:~s(~s) catch _:_ -> Answer end;"
+        "            try rabbitmq_stream_s3_reader_stats:~s(~s) catch _:_ -> Answer end;"
         "        undefined -> Answer"
         "    end.",
         [
@@ -278,7 +276,7 @@ looked_over({Name, Arity}) ->
 maybe_drain() ->
     "maybe_drain(#stream{drain = true, credit = Credit,"
     "                    log = {rabbitmq_stream_s3_log_reader, _} = Log} = Stream) when Credit > 0 ->"
-    "    case try rabbitmq_stream_s3_drain:is_complete(Log) catch error:undef -> true end of"
+    "    case try rabbitmq_stream_s3_reader_drain:is_complete(Log) catch error:undef -> true end of"
     "        true -> '$stock_maybe_drain'(Stream);"
     "        false -> Stream"
     "    end;"

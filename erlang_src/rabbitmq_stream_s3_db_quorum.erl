@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_quorum).
+-module(rabbitmq_stream_s3_db_quorum).
 -moduledoc """
 Turns at asking the metadata store for what only a quorum can say: at most ?AT_ONCE of this node at
 once, the others wait in the order in which they came. When a node starts, or a leader fails, each of

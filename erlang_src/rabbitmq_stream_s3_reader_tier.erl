@@ -2,17 +2,14 @@
 %% chunk that stock is about to deliver; what the floor has passed is read from the remote tier,
 %% from where it was left.
 %% Does not own: opening either tier (rabbitmq_stream_s3_reader_open), waiting
-%% (rabbitmq_stream_s3_reader_wait), whether a gap is certain (rabbitmq_stream_s3_gap), what a chunk
+%% (rabbitmq_stream_s3_reader_wait), whether a gap is certain (rabbitmq_stream_s3_reader_gap), what a chunk
 %% becomes: both kinds of consumer say that themselves (rabbitmq_stream_s3_log_reader).
--module(rabbitmq_stream_s3_tiers).
+-module(rabbitmq_stream_s3_reader_tier).
 
 -export([read/3]).
 
--include("rabbitmq_stream_s3.hrl").
 -include("rabbitmq_stream_s3_reader.hrl").
 
--define(OPEN, rabbitmq_stream_s3_reader_open).
--define(WAIT, rabbitmq_stream_s3_reader_wait).
 %% Changes of tier and reopenings within one read, before the owner gets its turn again.
 -define(SWITCHES_MAX, 4).
 
@@ -31,39 +28,39 @@ read(Reader, Local, Deliver) ->
     read(Reader, Local, Deliver, ?SWITCHES_MAX).
 
 read(Reader, _, _, 0) ->
-    ?WAIT:retry_later(Reader);
+    rabbitmq_stream_s3_reader_wait:retry_later(Reader);
 read(#reader{tier = {unknown, Spec}} = Reader, Local, Deliver, Left) ->
-    case ?OPEN:place(Spec, Reader) of
+    case rabbitmq_stream_s3_reader_open:place(Spec, Reader) of
         {ok, Placed} ->
             read(Placed#reader{retries = 0}, Local, Deliver, Left - 1);
         {unknown, Why} ->
-            ?WAIT:unplaced(Why, Reader);
+            rabbitmq_stream_s3_reader_wait:unplaced(Why, Reader);
         {error, {offset_out_of_range, Range}} ->
             Text = io_lib:format("the stream has no such offset: it has ~0p", [Range]),
-            ?WAIT:failed(out_of_range, Text, Reader)
+            rabbitmq_stream_s3_reader_wait:failed(out_of_range, Text, Reader)
     end;
 read(#reader{tier = {ended, _}} = Reader, _, _, _) ->
     {end_of_stream, Reader};
 read(#reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
     Next = osiris_log:next_offset(Log),
-    case ?OPEN:local_first(Reader) =< Next of
+    case rabbitmq_stream_s3_reader_open:local_first(Reader) =< Next of
         true -> read_local(Log, Next, Reader, Local, Deliver, Left);
         false -> below_floor(Next, Reader, Local, Deliver, Left)
     end;
 read(#reader{tier = {remote, Remote0}} = Reader0, Local, Deliver, Left) ->
     Committed = osiris_log_shared:committed_chunk_id(Reader0#reader.shared),
-    case rabbitmq_stream_s3_remote_log:read(Remote0, Committed) of
+    case rabbitmq_stream_s3_reader_remote:read(Remote0, Committed) of
         {chunk, Header, Data, Trailer, Remote} ->
-            ok = ?WAIT:goes_on(Reader0),
+            ok = rabbitmq_stream_s3_reader_wait:goes_on(Reader0),
             Deliver(Header, Data, Trailer, Reader0#reader{
                 tier = {remote, Remote}, retries = 0, lost = undefined
             });
         {wait, Remote} ->
             {end_of_stream, Reader0#reader{tier = {remote, Remote}}};
         {uncommitted, Remote} ->
-            ?WAIT:retry_later(Reader0#reader{tier = {remote, Remote}});
+            rabbitmq_stream_s3_reader_wait:retry_later(Reader0#reader{tier = {remote, Remote}});
         {more, Remote} ->
-            ?WAIT:soon(Reader0#reader{tier = {remote, Remote}});
+            rabbitmq_stream_s3_reader_wait:soon(Reader0#reader{tier = {remote, Remote}});
         {local, Next, Remote} ->
             Reader = Reader0#reader{tier = {remote, Remote}},
             become_local(Next, Reader, Local, Deliver, Left);
@@ -77,28 +74,28 @@ read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left
     Guard = fun(ChunkId) ->
         %% The chunk that is next cannot be a jump. Another one may follow skipped chunks, or be
         %% the first one above a floor that passed us: then the floor is above Next now.
-        case ChunkId =:= Next orelse ?OPEN:local_first(Reader) =< Next of
+        case ChunkId =:= Next orelse rabbitmq_stream_s3_reader_open:local_first(Reader) =< Next of
             true -> ok;
-            false -> throw(?PASSED)
+            false -> throw(rabbitmq_stream_s3_floor_has_passed)
         end
     end,
     try Local(Log0, Chained, Guard) of
         {ok, Log} ->
-            ok = ?WAIT:goes_on(Reader),
+            ok = rabbitmq_stream_s3_reader_wait:goes_on(Reader),
             {ok, Reader#reader{tier = {local, Log}, retries = 0}};
         {ok, Header, Iterator, Log} ->
-            ok = ?WAIT:goes_on(Reader),
+            ok = rabbitmq_stream_s3_reader_wait:goes_on(Reader),
             {ok, Header, Iterator, Reader#reader{tier = {local, Log}, chained = true, retries = 0}};
         {end_of_stream, Log} ->
             end_of_local(Next, Log, Reader, Local, Deliver, Left);
         {error, Damage} when is_tuple(Damage) ->
             %% Not of the socket: those are atoms. Stock would keep the subscription and send nothing.
             Text = io_lib:format("the local log cannot be read: ~0p", [Damage]),
-            ?WAIT:failed(local_log, Text, Reader);
+            rabbitmq_stream_s3_reader_wait:failed(local_log, Text, Reader);
         {error, _} = Error ->
             Error
     catch
-        throw:?PASSED -> below_floor(Next, Reader, Local, Deliver, Left)
+        throw:rabbitmq_stream_s3_floor_has_passed -> below_floor(Next, Reader, Local, Deliver, Left)
     end.
 
 %% Nothing more here: the end of the log, or a segment that has just been deleted, before (the
@@ -107,7 +104,7 @@ read_local(Log0, Next, #reader{chained = Chained} = Reader, Local, Deliver, Left
 end_of_local(Next0, Log, Reader0, Local, Deliver, Left) ->
     Next = osiris_log:next_offset(Log),
     Reader = Reader0#reader{tier = {local, Log}},
-    case {?OPEN:local_first(Reader) =< Next0, readable(Next, Reader)} of
+    case {rabbitmq_stream_s3_reader_open:local_first(Reader) =< Next0, readable(Next, Reader)} of
         {false, _} ->
             %% Reader0 keeps the place; its file may be closed, but below the floor only that counts.
             ok = osiris_log:close(Log),
@@ -121,7 +118,7 @@ end_of_local(Next0, Log, Reader0, Local, Deliver, Left) ->
                 _ ->
                     %% The log has more, which stock does not see yet: its owner listens for what is
                     %% beyond, and would not hear of it.
-                    ?WAIT:retry_later(Reader)
+                    rabbitmq_stream_s3_reader_wait:retry_later(Reader)
             end
     end.
 
@@ -133,18 +130,18 @@ readable(Next, #reader{shared = Shared}) ->
 %% user's retention: it is gone from both, and the reader goes on at the floor, as in stock; if that
 %% is certain, because the manifest that is known here may be old.
 below_floor(Next, Reader, Local, Deliver, Left) ->
-    below_floor(Next, ?OPEN:local_first(Reader), false, Reader, Local, Deliver, Left).
+    below_floor(Next, rabbitmq_stream_s3_reader_open:local_first(Reader), false, Reader, Local, Deliver, Left).
 
 below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
     case remote_range(Reader) of
         {ok, First, RemoteNext} when First < RemoteNext, Next < RemoteNext, First < Floor ->
             become_remote(max(First, Next), Reader, Local, Deliver, Left);
         {error, closed} ->
-            ?WAIT:plugin_is_off(Reader);
+            rabbitmq_stream_s3_reader_wait:plugin_is_off(Reader);
         unprotected ->
             at_floor(Next, Floor, Reader, Local, Deliver, Left);
         {error, {bug, Text}} ->
-            ?WAIT:failed(bug, ["which tier has the next chunk cannot be determined: ", Text], Reader);
+            rabbitmq_stream_s3_reader_wait:failed(bug, ["which tier has the next chunk cannot be determined: ", Text], Reader);
         Range ->
             case gap(Range, Floor, IsCertain, Reader) of
                 true ->
@@ -152,7 +149,7 @@ below_floor(Next, Floor, IsCertain, Reader, Local, Deliver, Left) ->
                 look_again ->
                     below_floor(Next, Floor, true, Reader, Local, Deliver, Left);
                 {later, Waiting} ->
-                    ?WAIT:retry_later(Waiting)
+                    rabbitmq_stream_s3_reader_wait:retry_later(Waiting)
             end
     end.
 
@@ -174,13 +171,13 @@ gap(Unknown, Floor, IsCertain, Reader) ->
 gap(_, true, _) ->
     true;
 gap(Floor, false, #reader{stream_id = StreamId} = Reader) ->
-    case rabbitmq_stream_s3_gap:is_certain(StreamId, Floor) of
+    case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, Floor) of
         true -> look_again;
         false -> {later, Reader}
     end.
 
 at_floor(Next, Floor, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left) ->
-    case ?OPEN:local(Next, Reader) of
+    case rabbitmq_stream_s3_reader_open:local(Next, Reader) of
         {ok, Reopened} ->
             case osiris_log:next_offset(Reopened) =< Floor of
                 true ->
@@ -193,7 +190,7 @@ at_floor(Next, Floor, #reader{tier = {local, Log}} = Reader, Local, Deliver, Lef
                     read(Reader, Local, Deliver, Left - 1)
             end;
         {error, _Moving} ->
-            ?WAIT:retry_later(Reader)
+            rabbitmq_stream_s3_reader_wait:retry_later(Reader)
     end.
 
 %% A stream that nothing is known of any more has a member that is just being replaced, or it was
@@ -201,7 +198,7 @@ at_floor(Next, Floor, #reader{tier = {local, Log}} = Reader, Local, Deliver, Lef
 still_unknown(pending, Reader) ->
     {true, Reader};
 still_unknown(none, #reader{forgotten_until = undefined} = Reader) ->
-    {true, Reader#reader{forgotten_until = ?SPEC:deadline()}};
+    {true, Reader#reader{forgotten_until = rabbitmq_stream_s3_reader_start:deadline()}};
 still_unknown(none, #reader{forgotten_until = Until} = Reader) ->
     erlang:monotonic_time(millisecond) < Until andalso {true, Reader}.
 
@@ -210,14 +207,14 @@ become_remote(Next, #reader{tier = {local, Log}} = Reader, Local, Deliver, Left)
     reopen_remote({offset, Next}, Next, Close, Reader, Local, Deliver, Left).
 
 reopen_remote(Start, Next, Close, Reader0, Local, Deliver, Left) ->
-    case ?OPEN:remote(Start, Next, Reader0) of
+    case rabbitmq_stream_s3_reader_open:remote(Start, Next, Reader0) of
         {ok, Reader} ->
             ok = Close(),
             read(Reader, Local, Deliver, Left - 1);
         {error, closed} ->
-            ?WAIT:plugin_is_off(Reader0);
+            rabbitmq_stream_s3_reader_wait:plugin_is_off(Reader0);
         {error, {bug, Text}} ->
-            ?WAIT:failed(bug, ["a remote reader cannot be opened: ", Text], Reader0)
+            rabbitmq_stream_s3_reader_wait:failed(bug, ["a remote reader cannot be opened: ", Text], Reader0)
     end.
 
 %% Final for this handle. A store that has not answered for a minute may answer in the next one: the
@@ -228,21 +225,21 @@ remote_failed(restarted, _, Reader, Local, Deliver, Left) ->
 remote_failed(Kind, Text, Reader, Local, Deliver, Left) when
     Kind =:= unavailable; Kind =:= archived
 ->
-    ok = ?WAIT:say_once(Kind, Text, Reader),
+    ok = rabbitmq_stream_s3_reader_wait:say_once(Kind, Text, Reader),
     again_remote(Reader, Local, Deliver, Left);
 remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    case persistent_term:get(?ENGINE, undefined) =:= rabbitmq_stream_s3_remote_log:engine(Remote) of
+    case persistent_term:get(?ENGINE, undefined) =:= rabbitmq_stream_s3_reader_remote:engine(Remote) of
         true when Kind =:= lost -> lost(Text, Reader, Local, Deliver, Left);
-        true -> ?WAIT:failed(Kind, Text, Reader);
+        true -> rabbitmq_stream_s3_reader_wait:failed(Kind, Text, Reader);
         false -> again_remote(Reader, Local, Deliver, Left)
     end.
 
 lost(Text, #reader{tier = {remote, Remote}} = Reader0, Local, Deliver, Left) ->
-    Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
-    case rabbitmq_stream_s3_lost:next(Next, remote_range(Reader0), Reader0) of
-        {wait, Reader} -> ?WAIT:retry_later(Reader);
+    Next = rabbitmq_stream_s3_reader_remote:next_offset(Remote),
+    case rabbitmq_stream_s3_reader_lost:next(Next, remote_range(Reader0), Reader0) of
+        {wait, Reader} -> rabbitmq_stream_s3_reader_wait:retry_later(Reader);
         {reopen, Place, Reader} -> again_remote(Place, Reader, Local, Deliver, Left);
-        lost -> ?WAIT:failed(lost, Text, Reader0)
+        lost -> rabbitmq_stream_s3_reader_wait:failed(lost, Text, Reader0)
     end.
 
 again_remote(Reader, Local, Deliver, Left) ->
@@ -250,10 +247,10 @@ again_remote(Reader, Local, Deliver, Left) ->
 
 %% Not below First.
 again_remote(First, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    Close = fun() -> rabbitmq_stream_s3_remote_log:close(Remote) end,
-    Next = max(First, rabbitmq_stream_s3_remote_log:next_offset(Remote)),
+    Close = fun() -> rabbitmq_stream_s3_reader_remote:close(Remote) end,
+    Next = max(First, rabbitmq_stream_s3_reader_remote:next_offset(Remote)),
     Start =
-        case rabbitmq_stream_s3_remote_log:start(Remote) of
+        case rabbitmq_stream_s3_reader_remote:start(Remote) of
             {offset, _} -> {offset, Next};
             {timestamp, _} = Time -> Time
         end,
@@ -263,9 +260,9 @@ again_remote(First, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, L
 %% its end, the manifest of then may have had another one there. So the local log is asked; what it
 %% has trimmed meanwhile is in the manifest of now.
 at_limit(ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    First = ?OPEN:local_first(Reader),
-    Next = rabbitmq_stream_s3_remote_log:next_offset(Remote),
-    case rabbitmq_stream_s3_remote_log:start(Remote) of
+    First = rabbitmq_stream_s3_reader_open:local_first(Reader),
+    Next = rabbitmq_stream_s3_reader_remote:next_offset(Remote),
+    case rabbitmq_stream_s3_reader_remote:start(Remote) of
         {timestamp, _} = Spec when First >= 0, First =< ChunkId ->
             start_local(Spec, ChunkId, Reader, Local, Deliver, Left);
         {offset, _} when First >= 0, First =< Next ->
@@ -283,11 +280,11 @@ at_limit(ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Lef
 
 %% Nothing older than the chunk with this id is new enough.
 start_local(Spec, ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    case ?OPEN:local(?SPEC:stock(Spec), Reader) of
+    case rabbitmq_stream_s3_reader_open:local(rabbitmq_stream_s3_reader_start:stock(Spec), Reader) of
         {ok, Log} ->
-            case ?OPEN:oldest_chunk(Reader) =< ChunkId of
+            case rabbitmq_stream_s3_reader_open:oldest_chunk(Reader) =< ChunkId of
                 true ->
-                    ok = rabbitmq_stream_s3_remote_log:close(Remote),
+                    ok = rabbitmq_stream_s3_reader_remote:close(Remote),
                     Opened = Reader#reader{tier = {local, Log}, chained = false},
                     read(Opened, Local, Deliver, Left - 1);
                 false ->
@@ -295,16 +292,16 @@ start_local(Spec, ChunkId, #reader{tier = {remote, Remote}} = Reader, Local, Del
                     again_remote(Reader, Local, Deliver, Left)
             end;
         {error, _} ->
-            ?WAIT:retry_later(Reader)
+            rabbitmq_stream_s3_reader_wait:retry_later(Reader)
     end.
 
 %% The remote tier ends at Next. The local reader must begin exactly there.
 become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Left) ->
-    case ?OPEN:local(Next, Reader) of
+    case rabbitmq_stream_s3_reader_open:local(Next, Reader) of
         {ok, Log} ->
             case fits(osiris_log:next_offset(Log), Next, Reader) of
                 true ->
-                    ok = rabbitmq_stream_s3_remote_log:close(Remote),
+                    ok = rabbitmq_stream_s3_reader_remote:close(Remote),
                     Opened = Reader#reader{tier = {local, Log}, chained = false},
                     read(Opened, Local, Deliver, Left - 1);
                 again ->
@@ -312,10 +309,10 @@ become_local(Next, #reader{tier = {remote, Remote}} = Reader, Local, Deliver, Le
                     again_remote(Reader, Local, Deliver, Left);
                 {later, Waiting} ->
                     ok = osiris_log:close(Log),
-                    ?WAIT:retry_later(Waiting)
+                    rabbitmq_stream_s3_reader_wait:retry_later(Waiting)
             end;
         {error, _} ->
-            ?WAIT:retry_later(Reader)
+            rabbitmq_stream_s3_reader_wait:retry_later(Reader)
     end.
 
 fits(Next, Next, _) ->
@@ -344,7 +341,7 @@ fits(Landed, Next, IsCertain, Reader) ->
 remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
     case persistent_term:get(?ENGINE, undefined) of
         undefined ->
-            case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+            case rabbitmq_stream_s3_manifest_protection:is_protected(StreamId) of
                 true -> {error, closed};
                 %% The local log is all that there is, also of a reader from before.
                 false -> unprotected
@@ -352,7 +349,7 @@ remote_range(#reader{stream_id = StreamId, shared = Shared}) ->
         Engine ->
             case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
                 none ->
-                    case rabbitmq_stream_s3_osiris:has_member(Shared) of
+                    case rabbitmq_stream_s3_host_osiris:has_member(Shared) of
                         true -> pending;
                         false -> none
                     end;

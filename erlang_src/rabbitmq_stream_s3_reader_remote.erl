@@ -2,7 +2,7 @@
 %% filter), its counters, and the iterator over a chunk's entries.
 %% Does not own: fetching and parsing (native), sending, and when to change tiers
 %% (rabbitmq_stream_s3_log_reader).
--module(rabbitmq_stream_s3_remote_log).
+-module(rabbitmq_stream_s3_reader_remote).
 
 -export([open/4, resumed/4, read/2, next_offset/1, start/1, engine/1, close/1]).
 -export([iterator/2, iterator_next/1]).
@@ -10,7 +10,7 @@
 -record(remote, {
     handle :: rabbitmq_stream_s3_nif:reader() | none,
     engine :: rabbitmq_stream_s3_nif:engine() | none,
-    %% At this position for ever: see rabbitmq_stream_s3_detached_forms.
+    %% At this position for ever: see rabbitmq_stream_s3_host_detached_forms.
     next_offset :: osiris:offset(),
     %% No chunk from here on is handed over.
     limit :: osiris:offset() | infinity,

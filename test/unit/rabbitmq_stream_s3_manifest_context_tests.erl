@@ -1,9 +1,9 @@
 %% When an edit leads on from what one replica knows: on the pure context, without anything around it.
--module(rabbitmq_stream_s3_replica_context_tests).
+-module(rabbitmq_stream_s3_manifest_context_tests).
 
 -include_lib("eunit/include/eunit.hrl").
 
--define(C, rabbitmq_stream_s3_replica_context).
+-define(C, rabbitmq_stream_s3_manifest_context).
 -define(FROM, {1, 7, 5}).
 -define(TO, {1, 8, 6}).
 

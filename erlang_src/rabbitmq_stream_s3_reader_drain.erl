@@ -3,9 +3,9 @@
 %% wrappers around two functions of rabbit_stream_queue, a drain completes when the reader has
 %% reached the committed end. If no chunk comes for stream_s3.read.drain_timeout the link is detached
 %% with an error: the receiver then knows that it has not seen everything.
-%% Does not own: the wrappers' text (rabbitmq_stream_s3_osiris_forms), loading them
-%% (rabbitmq_stream_s3_osiris), where the reader is (rabbitmq_stream_s3_log_reader).
--module(rabbitmq_stream_s3_drain).
+%% Does not own: the wrappers' text (rabbitmq_stream_s3_host_forms), loading them
+%% (rabbitmq_stream_s3_host_osiris), where the reader is (rabbitmq_stream_s3_log_reader).
+-module(rabbitmq_stream_s3_reader_drain).
 
 %% called by the wrapper in rabbit_stream_queue
 -export([is_complete/1]).
@@ -65,4 +65,4 @@ give_up(Reference) ->
         "again where it stopped.",
         [Reference]
     ),
-    rabbitmq_stream_s3_subscription:end_amqp(Reference).
+    rabbitmq_stream_s3_reader_subscription:end_amqp(Reference).

@@ -1,48 +1,42 @@
--module(rabbitmq_stream_s3_gap).
+-module(rabbitmq_stream_s3_reader_gap).
 -moduledoc """
 Which gaps between the tiers are certain. The local log begins at a floor, the manifest that this
 node knows ends below it: either nobody has what lies between, or the node's manifest is old and the
-user's own retention has trimmed the log past its end. A reader goes on at the floor only in the
-first case. It is told apart here, on the word of a quorum: the pointer is read, and this node's
-manifest is made at least as new as what it names.
+user's own retention has trimmed the log past its end. A reader continues at the floor only in the
+first case. This process determines which it is, on the word of a quorum: it reads the pointer, and
+makes this node's manifest at least as new as what the pointer names.
 
-Owns a table of rows {StreamId, Floor}: below this floor, what this node's manifest does not have is
-gone. That holds for this floor only, and it holds for as long as it is the floor: what is below was
-gone from this node's log before the pointer was read (whoever asks has seen the floor), and the
-pointer did not cover it. The rows are a cache, which may be emptied at any time.
+A proof holds for one floor, and as long as that is the floor: what is below was gone from this node's
+log before the pointer was read (the caller has seen the floor), and the pointer did not cover it.
 
-The same question is asked for readers whose object is gone (rabbitmq_stream_s3_lost): whether this
-node's manifest is as new as the pointer was at some time or later. Rows {{current, StreamId}, Since}
-say of when the last such pointer is.
+Readers whose object is gone (rabbitmq_stream_s3_reader_lost) ask the same question: whether this node's
+manifest is as new as the pointer was at some time or later.
 
-Owns the workers that find it out: one for each stream, ?WORKERS_MAX at once. Does not own what is
-known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a reader does
-(rabbitmq_stream_s3_tiers, rabbitmq_stream_s3_offset_spec). See docs/decisions/0015.
+Owns the workers that make the proofs: one for each stream, ?WORKERS_MAX at once. Does not own the proofs
+(rabbitmq_stream_s3_manifest_cache), what is known of manifests (the engine), nor what a reader does
+(rabbitmq_stream_s3_reader_tier, rabbitmq_stream_s3_reader_start). See docs/decisions/0015.
 """.
 
 -behaviour(gen_server).
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, is_certain/2, is_current/2, await/3, forget/1]).
+-export([start_link/0, is_certain/2, is_current/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
 
-%% In the queue, in work, or at rest after a failure.
+%% Queued, in work, or resting after a failure. What has been asked for since the worker began:
 -record(stream, {
-    %% What has been asked for since the worker began.
     floor :: undefined | osiris:offset(),
     %% Nobody asks for a floor, but for the manifest of now.
-    current = false :: boolean(),
-    callers = [] :: [{osiris:offset(), gen_server:from()}]
+    current = false :: boolean()
 }).
 -record(work, {
     stream_id :: stream_id(),
     floor :: undefined | osiris:offset() | forgotten,
     %% Before the pointer was read.
-    since :: integer(),
-    callers :: [{osiris:offset(), gen_server:from()}]
+    since :: integer()
 }).
 -record(state, {
     streams = #{} :: #{stream_id() => #stream{}},
@@ -50,12 +44,8 @@ known of manifests (the engine, rabbitmq_stream_s3_manifest_replica), nor what a
     workers = #{} :: #{reference() => #work{}}
 }).
 
--define(TABLE, ?MODULE).
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(WORKERS_MAX, 8).
--define(ROWS_MAX, 10_000).
-%% Consumers that wait to attach to one stream.
--define(CALLERS_MAX, 1_000).
 %% After a failure: readers ask ten times a second.
 -define(REST_MS, 1_000).
 %% The native deadline is 30 s.
@@ -66,8 +56,9 @@ start_link() ->
     gen_server:start_link({local, ?MODULE}, ?MODULE, [], []).
 
 -doc """
-Whether what this node's manifest does not have below the floor is gone. Never waits: if that is not
-known, it is found out, and `false` for now. Whoever is told `true` looks at the manifest again.
+Whether what this node's manifest does not have below the floor is in neither tier. Never waits: if that
+is not known, a proof is begun and the answer is `false` for now. After `true` the caller reads the
+manifest again: the proof may have brought a newer one.
 """.
 -spec is_certain(stream_id(), osiris:offset()) -> boolean().
 is_certain(StreamId, Floor) ->
@@ -81,8 +72,8 @@ is_certain(StreamId, Floor) ->
 
 -doc """
 Whether this node's manifest is at least as new as what the pointer named at this time (of
-erlang:monotonic_time/0), or later. Never waits: if that is not known, it is seen to, and `false` for
-now.
+erlang:monotonic_time/0), or later. Never waits: if that is not known, the manifest is renewed and the
+answer is `false` for now.
 """.
 -spec is_current(stream_id(), Since :: integer()) -> boolean().
 is_current(StreamId, Since) ->
@@ -94,78 +85,28 @@ is_current(StreamId, Since) ->
             false
     end.
 
--doc "As is_certain/2, for who can wait until then.".
--spec await(stream_id(), osiris:offset(), Deadline :: integer()) -> ok | {error, unavailable}.
-await(StreamId, Floor, Deadline) ->
-    case is_known(StreamId, Floor) of
-        true ->
-            ok;
-        false ->
-            Timeout = max(0, Deadline - erlang:monotonic_time(millisecond)),
-            try
-                gen_server:call(?MODULE, {await, StreamId, Floor}, Timeout)
-            catch
-                exit:_ -> {error, unavailable}
-            end
-    end.
-
--doc "What was found out of this stream counts no more: its log, or what is known, starts over.".
--spec forget(stream_id()) -> ok.
-forget(StreamId) ->
-    ok = delete(StreamId),
-    gen_server:cast(?MODULE, {forget, StreamId}).
-
 is_known(StreamId, Floor) ->
-    try ets:lookup(?TABLE, StreamId) of
-        [{StreamId, Floor}] -> true;
-        _ -> false
-    catch
-        error:badarg -> false
-    end.
+    rabbitmq_stream_s3_manifest_cache:gap_floor(StreamId) =:= {ok, Floor}.
 
 is_known_since(StreamId, Since) ->
-    try ets:lookup(?TABLE, {current, StreamId}) of
-        [{_, Known}] -> Known >= Since;
-        [] -> false
-    catch
-        error:badarg -> false
-    end.
-
-delete(StreamId) ->
-    try
-        true = ets:delete(?TABLE, {current, StreamId}),
-        true = ets:delete(?TABLE, StreamId),
-        ok
-    catch
-        error:badarg -> ok
+    case rabbitmq_stream_s3_manifest_cache:current_since(StreamId) of
+        {ok, Known} -> Known >= Since;
+        none -> false
     end.
 
 %% The server --------------------------------------------------------------------------------------
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
-    ?TABLE = ets:new(?TABLE, [named_table, public, set, {read_concurrency, true}]),
     {ok, #state{}}.
 
--spec handle_call(term(), gen_server:from(), #state{}) ->
-    {reply, term(), #state{}} | {noreply, #state{}}.
-handle_call({await, StreamId, Floor}, From, State) ->
-    Stream = #stream{callers = Callers} = stream(StreamId, State),
-    case is_known(StreamId, Floor) of
-        true ->
-            {reply, ok, State};
-        false when length(Callers) >= ?CALLERS_MAX ->
-            {reply, {error, unavailable}, State};
-        false ->
-            Asked = Stream#stream{callers = [{Floor, From} | Callers]},
-            {noreply, wanted(StreamId, Asked, State)}
-    end;
+-spec handle_call(term(), gen_server:from(), #state{}) -> {reply, term(), #state{}}.
 handle_call(_Unknown, _From, State) ->
     {reply, {error, unknown_call}, State}.
 
 -spec handle_cast(term(), #state{}) -> {noreply, #state{}}.
 handle_cast({verify, StreamId, Floor}, State) ->
-    %% By now it may be known, or somebody is about to tell.
+    %% By now it may be known, or a worker is about to say it.
     case is_known(StreamId, Floor) orelse is_asked(StreamId, Floor, State) of
         true ->
             {noreply, State};
@@ -182,7 +123,8 @@ handle_cast({renew, StreamId, Since}, State) ->
             {noreply, wanted(StreamId, Stream#stream{current = true}, State)}
     end;
 handle_cast({forget, StreamId}, #state{workers = Workers} = State) ->
-    ok = delete(StreamId),
+    %% A worker may have ended, and its proof been put, since the sender dropped the proofs.
+    ok = rabbitmq_stream_s3_manifest_cache:disprove(StreamId),
     Forgotten = maps:map(
         fun
             (_, #work{stream_id = Id} = Work) when Id =:= StreamId -> Work#work{floor = forgotten};
@@ -199,9 +141,9 @@ handle_info({'DOWN', Ref, process, _Pid, Reason}, #state{workers = Workers} = St
     is_map_key(Ref, Workers)
 ->
     {Work, Rest} = maps:take(Ref, Workers),
-    {noreply, run(found_out(Reason, Work, State#state{workers = Rest}))};
+    {noreply, run(verified(Reason, Work, State#state{workers = Rest}))};
 handle_info({rested, StreamId}, State) ->
-    {noreply, run(again(StreamId, stream(StreamId, State), State))};
+    {noreply, run(requeue(StreamId, stream(StreamId, State), State))};
 handle_info(_Unknown, State) ->
     {noreply, State}.
 
@@ -238,82 +180,62 @@ run(#state{queue = Queue0} = State) ->
 %% The answer travels as the exit reason: one message says done, failed or crashed.
 -dialyzer({nowarn_function, start_worker/2}).
 start_worker(StreamId, #state{streams = Streams, workers = Workers} = State) ->
-    #{StreamId := #stream{floor = Asked, callers = Callers}} = Streams,
-    %% Each has been seen by who asks, before the pointer is read. Floors only rise: the highest one
-    %% is the one that will be asked for again.
-    Floor =
-        case [F || {F, _} <- Callers] ++ [Asked || Asked =/= undefined] of
-            [] -> undefined;
-            Floors -> lists:max(Floors)
-        end,
-    Work = #work{
-        stream_id = StreamId,
-        floor = Floor,
-        since = erlang:monotonic_time(),
-        callers = Callers
-    },
+    %% The caller has seen the floor before the pointer is read. Floors only rise: the last one asked
+    %% for is the one that will be asked for again.
+    #{StreamId := #stream{floor = Floor}} = Streams,
+    Work = #work{stream_id = StreamId, floor = Floor, since = erlang:monotonic_time()},
     {_Pid, Ref} = spawn_monitor(fun() -> exit({certain, verify(StreamId)}) end),
     State#state{
         streams = Streams#{StreamId := #stream{}},
         workers = Workers#{Ref => Work}
     }.
 
-found_out({certain, true}, #work{floor = undefined} = Work, State) ->
+verified({certain, true}, #work{floor = undefined} = Work, State) ->
     #work{stream_id = StreamId, since = Since} = Work,
-    ok = insert({current, StreamId}, Since),
-    again(StreamId, stream(StreamId, State), State);
-found_out({certain, true}, #work{floor = Floor} = Work, State) when is_integer(Floor) ->
-    #work{stream_id = StreamId, callers = Callers, since = Since} = Work,
-    ok = insert({current, StreamId}, Since),
-    ok = insert(StreamId, Floor),
+    ok = rabbitmq_stream_s3_manifest_cache:set_current_since(StreamId, Since),
+    requeue(StreamId, stream(StreamId, State), State);
+verified({certain, true}, #work{floor = Floor} = Work, State) when is_integer(Floor) ->
+    #work{stream_id = StreamId, since = Since} = Work,
+    ok = rabbitmq_stream_s3_manifest_cache:set_current_since(StreamId, Since),
+    ok = rabbitmq_stream_s3_manifest_cache:set_gap_floor(StreamId, Floor),
     ?LOG_DEBUG(
         "stream_s3: ~ts: what the remote tier does not have below offset ~b is gone",
         [StreamId, Floor],
         ?DOMAIN
     ),
-    #stream{floor = Asked, callers = Later} = Stream = stream(StreamId, State),
-    {Same, Other} = lists:partition(fun({F, _}) -> F =:= Floor end, Later),
-    ok = answer(ok, Callers ++ Same),
-    Left = [F || F <- [Asked], F =/= undefined, F =/= Floor],
-    again(StreamId, Stream#stream{floor = first(Left), callers = Other}, State);
-found_out(_FailedOrForgotten, #work{stream_id = StreamId, callers = Callers}, State) ->
-    ok = answer({error, unavailable}, Callers),
+    case stream(StreamId, State) of
+        #stream{floor = Floor} = Stream ->
+            requeue(StreamId, Stream#stream{floor = undefined}, State);
+        Stream ->
+            requeue(StreamId, Stream, State)
+    end;
+verified(_FailedOrForgotten, #work{stream_id = StreamId}, State) ->
     _ = erlang:send_after(?REST_MS, self(), {rested, StreamId}),
     State.
 
-first([First | _]) -> First;
-first([]) -> undefined.
-
-again(StreamId, #stream{floor = undefined, current = false, callers = []}, #state{streams = Streams} = State) ->
+%% If somebody has asked meanwhile.
+requeue(StreamId, #stream{floor = undefined, current = false}, #state{streams = Streams} = State) ->
     State#state{streams = maps:remove(StreamId, Streams)};
-again(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
+requeue(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
     State#state{
         streams = Streams#{StreamId => Stream},
         queue = queue:in(StreamId, Queue)
     }.
 
-answer(Answer, Callers) ->
-    lists:foreach(fun({_Floor, From}) -> gen_server:reply(From, Answer) end, Callers).
-
-insert(Question, Answer) ->
-    _ = ets:info(?TABLE, size) >= ?ROWS_MAX andalso ets:delete_all_objects(?TABLE),
-    true = ets:insert(?TABLE, {Question, Answer}),
-    ok.
-
 %% The worker --------------------------------------------------------------------------------------
 
 %% Whether this node's manifest is now as new as what a quorum knows.
 verify(StreamId) ->
-    case learn(StreamId) of
+    case renew(StreamId) of
         %% Two persists were faster than this node: the pointer has moved.
-        replaced -> learn(StreamId) =:= true;
+        replaced -> renew(StreamId) =:= true;
         Answer -> Answer
     end.
 
-learn(StreamId) ->
+renew(StreamId) ->
     case rabbitmq_stream_s3_db:get_consistent(StreamId) of
         {ok, Pointer} ->
-            learnt(resolve(StreamId, Pointer), StreamId, Pointer);
+            published(resolve(StreamId, Pointer), StreamId, Pointer);
         not_found ->
             %% Nothing is persisted, so nothing can be missed; but what is known is empty from here
             %% on, and no longer unknown.
@@ -322,20 +244,20 @@ learn(StreamId) ->
             false
     end.
 
-learnt({resolved, _Range}, StreamId, Pointer) ->
+published({resolved, _Range}, StreamId, Pointer) ->
     %% Not if its writer has said meanwhile that it must not be believed.
-    rabbitmq_stream_s3_manifest_replica:published(StreamId, Pointer) =:= ok;
-learnt({error, stale, _}, _, _) ->
+    rabbitmq_stream_s3_manifest_cache:published(StreamId, Pointer) =:= ok;
+published({error, stale, _}, _, _) ->
     true;
-learnt({error, written_here, _}, StreamId, {_Epoch, _Uid, Revision}) ->
+published({error, written_here, _}, StreamId, {_Epoch, _Uid, Revision}) ->
     %% Its machine publishes, and it alone.
-    case rabbitmq_stream_s3_manifest_replica:range(StreamId) of
+    case rabbitmq_stream_s3_manifest_cache:range(StreamId) of
         {ok, #{revision := Known}} -> Known >= Revision;
         _ -> false
     end;
-learnt({error, not_found, _}, _, _) ->
+published({error, not_found, _}, _, _) ->
     replaced;
-learnt(_FailedOrUnknown, _, _) ->
+published(_FailedOrUnknown, _, _) ->
     false.
 
 resolve(StreamId, What) ->

@@ -1,6 +1,6 @@
 %% What lies between the end of the manifest that is known and the floor of the local log: in S3, or
 %% gone. Of twelve chunks of two records, in segments of three, the log has the last three.
--module(rabbitmq_stream_s3_gap_tests).
+-module(rabbitmq_stream_s3_reader_gap_tests).
 -include_lib("eunit/include/eunit.hrl").
 
 -import(stream_s3_test_reader, [
@@ -11,7 +11,7 @@
 -define(READER, stream_s3_test_reader).
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
--define(GAP, rabbitmq_stream_s3_gap).
+-define(GAP, rabbitmq_stream_s3_reader_gap).
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
 
 gap_test_() ->

@@ -1,7 +1,7 @@
--module(rabbitmq_stream_s3_subscription_tests).
+-module(rabbitmq_stream_s3_reader_subscription_tests).
 -include_lib("eunit/include/eunit.hrl").
 
--define(SUBSCRIPTION, rabbitmq_stream_s3_subscription).
+-define(SUBSCRIPTION, rabbitmq_stream_s3_reader_subscription).
 -define(QUEUE, {resource, <<"/">>, queue, <<"orders">>}).
 
 %% A connection: answers for its state, and sends what it is told.

@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_protection).
+-module(rabbitmq_stream_s3_manifest_protection).
 -moduledoc """
 Which streams are protected while the plugin does not work on this node: those that have a manifest
 in the metadata store. What is below their local floor is not nothing, whatever is wrong here.

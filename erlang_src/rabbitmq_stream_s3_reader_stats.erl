@@ -2,18 +2,14 @@
 %% clients (stream statistics), the number of messages of a queue and `stream_status` take that for
 %% the beginning of the stream, so here it becomes the beginning of both tiers.
 %% Called by wrappers in osiris and osiris_counters, with the answer of stock as the last argument.
-%% Does not own: those wrappers (rabbitmq_stream_s3_osiris_forms), and what osiris itself keeps: the
+%% Does not own: those wrappers (rabbitmq_stream_s3_host_forms), and what osiris itself keeps: the
 %% atomics and counters of a log go on to tell of the local log, which its readers rely on.
--module(rabbitmq_stream_s3_stats).
+-module(rabbitmq_stream_s3_reader_stats).
 
 %% called by the wrappers
 -export([get_stats/2, overview/1, overview/2, counters/3]).
 %% called by the shell
 -export([wrapped/0]).
-
--include("rabbitmq_stream_s3.hrl").
-
--define(SPEC, rabbitmq_stream_s3_offset_spec).
 
 %% What osiris itself says of a log without a chunk.
 -define(UNKNOWN, -1).
@@ -37,11 +33,11 @@ get_stats(Member, #{first_chunk_id := Local} = Stats) when node(Member) =:= node
     #{shared := Shared} = Context = osiris_util:get_reader_context(Member),
     case rabbitmq_stream_s3_reader_open:tiered(Context) of
         {true, StreamId} ->
-            case ?SPEC:route(StreamId, first, Shared, Local) of
+            case rabbitmq_stream_s3_reader_start:route(StreamId, first, Shared, Local) of
                 {remote, First} ->
                     Stats#{first_chunk_id := First};
                 unknown ->
-                    ok = rabbitmq_stream_s3_manifest_replica:wanted(StreamId),
+                    ok = rabbitmq_stream_s3_manifest_cache:wanted(StreamId),
                     Stats#{first_chunk_id := ?UNKNOWN};
                 _ ->
                     Stats
@@ -92,20 +88,7 @@ without_beginning(Values) ->
     Values.
 
 range(Queue) ->
-    maybe
-        [{_, StreamId}] ?= lookup(?DIRS, {queue, Queue}),
-        [{_, Range}] ?= lookup(?MANIFEST_CACHE, StreamId),
-        case Range of
-            pending -> pending;
-            #{} -> {ok, Range}
-        end
-    else
-        _ -> none
-    end.
-
-lookup(Table, Key) ->
-    try
-        ets:lookup(Table, Key)
-    catch
-        error:badarg -> []
+    case rabbitmq_stream_s3_manifest_cache:of_queue(Queue) of
+        {ok, StreamId} -> rabbitmq_stream_s3_manifest_cache:range(StreamId);
+        none -> none
     end.

@@ -1,6 +1,6 @@
 %% A reader whose object is gone, or archived. Of twelve chunks of two records the log has the last two,
 %% the remote tier the first twenty records.
--module(rabbitmq_stream_s3_lost_tests).
+-module(rabbitmq_stream_s3_reader_lost_tests).
 -include_lib("eunit/include/eunit.hrl").
 
 -import(stream_s3_test_reader, [
@@ -114,7 +114,7 @@ waits(How) ->
     ok = ?NIF:quorum(down),
     Reader1 = asked_as_its_owner_does(open(How, first, Log)),
     Reader2 = asked_as_its_owner_does(Reader1),
-    _ = sys:get_state(rabbitmq_stream_s3_gap),
+    _ = sys:get_state(rabbitmq_stream_s3_reader_gap),
     ok = ?NIF:quorum(up),
     {Chunk, Reader3} = until_answer(Reader2),
     {Rest, Reader4} = all(Reader3),

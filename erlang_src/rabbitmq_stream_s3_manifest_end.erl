@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_durable_end).
+-module(rabbitmq_stream_s3_manifest_end).
 -moduledoc """
 Where a stream goes on whose local log is empty: the offset after its last durable record.
 
@@ -66,7 +66,7 @@ root_end(StreamId, {_Epoch, _Uid, Revision} = Pointer, Deadline) ->
     maybe
         {ok, Engine} ?= rabbitmq_stream_s3:engine(),
         %% The writer's own hook comes later.
-        ok = rabbitmq_stream_s3_manifest_replica:mark_pending(StreamId),
+        ok = rabbitmq_stream_s3_manifest_cache:mark_pending(StreamId),
         ok ?= rabbitmq_stream_s3_nif:manifest_resolve(Engine, self(), Ref, StreamId, Pointer),
         receive
             {rabbitmq_stream_s3, Ref, {resolved, #{revision := Revision, next_offset := Next}}} ->

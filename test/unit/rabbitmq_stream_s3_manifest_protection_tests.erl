@@ -1,9 +1,9 @@
 %% Which streams are protected while the plugin does not work, with a metadata store that answers,
 %% is behind, or does not answer.
--module(rabbitmq_stream_s3_protection_tests).
+-module(rabbitmq_stream_s3_manifest_protection_tests).
 -include_lib("eunit/include/eunit.hrl").
 
--define(PROTECTION, rabbitmq_stream_s3_protection).
+-define(PROTECTION, rabbitmq_stream_s3_manifest_protection).
 -define(DB, rabbitmq_stream_s3_db).
 
 protection_test_() ->
@@ -45,11 +45,11 @@ load() ->
     Text = [
         "-module(rabbitmq_stream_s3_db).",
         "-export([list/0, list_consistent/0]).",
-        "list() -> ets:lookup_element(rabbitmq_stream_s3_protection_tests, copy, 2).",
+        "list() -> ets:lookup_element(rabbitmq_stream_s3_manifest_protection_tests, copy, 2).",
         "list_consistent() ->"
-        "    case ets:take(rabbitmq_stream_s3_protection_tests, during) of"
+        "    case ets:take(rabbitmq_stream_s3_manifest_protection_tests, during) of"
         "        [{during, Fun}] -> Fun(); [] -> ok end,"
-        "    ets:lookup_element(rabbitmq_stream_s3_protection_tests, quorum, 2)."
+        "    ets:lookup_element(rabbitmq_stream_s3_manifest_protection_tests, quorum, 2)."
     ],
     Forms = [form(Line) || Line <- Text],
     {ok, ?DB, Binary} = compile:forms(Forms),

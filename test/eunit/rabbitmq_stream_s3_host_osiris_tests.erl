@@ -1,7 +1,7 @@
--module(rabbitmq_stream_s3_osiris_tests).
+-module(rabbitmq_stream_s3_host_osiris_tests).
 -include_lib("eunit/include/eunit.hrl").
 
--define(FORMS, rabbitmq_stream_s3_osiris_forms).
+-define(FORMS, rabbitmq_stream_s3_host_forms).
 
 forms() ->
     {osiris_log, Binary, _} = code:get_object_code(osiris_log),
@@ -54,7 +54,7 @@ a_module_that_does_not_compile_is_refused_test() ->
         {eof, 2}
     ],
     Forms = [F || F <- forms(), element(1, F) =/= eof] ++ Broken,
-    ?assertMatch({error, {compile_failed, _}}, rabbitmq_stream_s3_osiris:instrumented(Forms)).
+    ?assertMatch({error, {compile_failed, _}}, rabbitmq_stream_s3_host_osiris:instrumented(Forms)).
 
 attach_test_() ->
     {setup, fun stream_s3_test_log:setup/0, fun stream_s3_test_log:cleanup/1, [
@@ -72,21 +72,21 @@ the_module_is_marked() ->
     Attributes = osiris_log:module_info(attributes),
     ?assertEqual([?FORMS:version()], proplists:get_value(rabbitmq_stream_s3, Attributes)),
     ?assertMatch(
-        #{mode := instrumented, attached := true}, rabbitmq_stream_s3_osiris:status()
+        #{mode := instrumented, attached := true}, rabbitmq_stream_s3_host_osiris:status()
     ).
 
 a_second_attach_does_not_load_again() ->
     Md5 = osiris_log:module_info(md5),
     %% A load would leave the code of now behind as old code.
     true = code:soft_purge(osiris_log),
-    ok = rabbitmq_stream_s3_osiris:attach(),
-    ok = rabbitmq_stream_s3_osiris:detach(),
-    ok = rabbitmq_stream_s3_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
     ?assertEqual(Md5, osiris_log:module_info(md5)),
     ?assertNot(erlang:check_old_code(osiris_log)).
 
 detached_wrappers_are_stock() ->
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     Log = stream_s3_test_log:append(4, stream_s3_test_log:new("detached")),
     StreamId = stream_s3_test_log:stream_id(Log),
     ?assertEqual(none, stream_s3_nif_double:manifest_range(double, StreamId)),
@@ -101,7 +101,7 @@ detached_wrappers_are_stock() ->
     ?assertMatch({{0, 7}, _, 2}, osiris_log:evaluate_retention(Dir, [{'fun', any}])),
     ?assertEqual([0, 6], stream_s3_test_log:segments(Log)),
     ok = osiris_log:close(Reader1),
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 %% As if this node's osiris_log had been instrumented by a plugin of that version.
 installed(Version, Calls) ->
@@ -119,11 +119,11 @@ installed(Version, Calls) ->
     {ok, osiris_log, Binary} = compile:forms(Changed),
     true = code:soft_purge(osiris_log),
     {module, osiris_log} = code:load_binary(osiris_log, code:which(osiris_log), Binary),
-    ok = rabbitmq_stream_s3_osiris:detach().
+    ok = rabbitmq_stream_s3_host_osiris:detach().
 
 as_it_was() ->
     ok = installed(?FORMS:version(), []),
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 wrappers_of_another_version_are_good_enough_to_protect() ->
     try
@@ -131,9 +131,9 @@ wrappers_of_another_version_are_good_enough_to_protect() ->
         [
             begin
                 ok = installed(Version, Calls),
-                {error, {restart_needed, _}} = rabbitmq_stream_s3_osiris:attach(),
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(),
                 ?assertMatch(
-                    #{mode := instrumented, attached := true}, rabbitmq_stream_s3_osiris:status()
+                    #{mode := instrumented, attached := true}, rabbitmq_stream_s3_host_osiris:status()
                 )
             end
          || {Version, Calls} <- [{1, none}, {99, []}]
@@ -147,8 +147,8 @@ wrappers_that_call_what_is_not_here_are_left_alone() ->
         [
             begin
                 ok = installed(99, Calls),
-                {error, {restart_needed, _}} = rabbitmq_stream_s3_osiris:attach(),
-                ?assertMatch(#{attached := false}, rabbitmq_stream_s3_osiris:status())
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(),
+                ?assertMatch(#{attached := false}, rabbitmq_stream_s3_host_osiris:status())
             end
          || Calls <- [none, [{rabbitmq_stream_s3_hooks, on_something_new, 4}]]
         ]
@@ -165,18 +165,18 @@ stored_offsets_are_kept_while_the_plugin_is_off() ->
         counters:put(osiris_log:counters_ref(State), 3, 5000),
         {osiris_log:first_offset(State), osiris_log:first_timestamp(State)}
     end,
-    ok = rabbitmq_stream_s3_osiris:detach(#{<<"kept">> => {10, 1000}, <<"late">> => {70, 7000}}),
+    ok = rabbitmq_stream_s3_host_osiris:detach(#{<<"kept">> => {10, 1000}, <<"late">> => {70, 7000}}),
     ?assertEqual({10, 1000}, Firsts(<<"kept">>)),
     ?assertEqual({10, 1000}, Firsts("kept")),
     ?assertEqual({50, 5000}, Firsts(<<"late">>)),
     ?assertEqual({50, 5000}, Firsts(<<"another">>)),
-    ok = rabbitmq_stream_s3_osiris:detach(all),
+    ok = rabbitmq_stream_s3_host_osiris:detach(all),
     ?assertEqual({0, 0}, Firsts(<<"another">>)),
     %% On again: the hooks say it from here on, and nothing is left behind.
-    ok = rabbitmq_stream_s3_osiris:attach(),
-    ok = rabbitmq_stream_s3_osiris:detach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts(<<"kept">>)),
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 %% A hook that is under way ends before its modules are unloaded.
 nobody_is_inside_when_the_modules_go() ->
@@ -202,13 +202,13 @@ nobody_is_inside_when_the_modules_go() ->
         inside -> ok
     end,
     _ = erlang:send_after(100, Inside, go_on),
-    ok = rabbitmq_stream_s3_osiris:detach(none),
+    ok = rabbitmq_stream_s3_host_osiris:detach(none),
     Detached = erlang:monotonic_time(),
     receive
         {left, Left} -> ?assert(Left < Detached)
     after 0 -> error(still_inside)
     end,
-    ok = rabbitmq_stream_s3_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach().
 
 attached_logs_open_and_write() ->
     Log = stream_s3_test_log:append(4, stream_s3_test_log:new("attached")),

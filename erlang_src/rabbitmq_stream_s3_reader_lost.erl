@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_lost).
+-module(rabbitmq_stream_s3_reader_lost).
 -moduledoc """
 What a reader does whose object is gone. The manifest that it reads by may be an old one: retention
 drops the oldest fragments, and one lost message leaves a replica with the manifest of before. So the
@@ -7,7 +7,7 @@ by that one. Only if the manifest of now names the place, and the object is gone
 reader is lost. Until that is known it waits, as in any other trouble.
 
 Holds nothing: how far a reader is, is in its state. Does not own how the manifest becomes newer
-(rabbitmq_stream_s3_gap), nor reading (rabbitmq_stream_s3_tiers).
+(rabbitmq_stream_s3_reader_gap), nor reading (rabbitmq_stream_s3_reader_tier).
 """.
 
 -export([next/3]).
@@ -28,14 +28,14 @@ next(_Next, _Range, #reader{lost = undefined} = Reader) ->
 next(_Next, _Range, #reader{lost = {reopened, Place}} = Reader) ->
     {wait, ask(Place, Reader)};
 next(Next, Range, #reader{lost = {asked, Since, Reopened}, stream_id = StreamId} = Reader) ->
-    case rabbitmq_stream_s3_gap:is_current(StreamId, Since) of
+    case rabbitmq_stream_s3_reader_gap:is_current(StreamId, Since) of
         true -> by_manifest_of_now(Next, Range, Reopened, Reader);
         false -> {wait, Reader}
     end.
 
 ask(Reopened, #reader{stream_id = StreamId} = Reader) ->
     Since = erlang:monotonic_time(),
-    _ = rabbitmq_stream_s3_gap:is_current(StreamId, Since),
+    _ = rabbitmq_stream_s3_reader_gap:is_current(StreamId, Since),
     Reader#reader{lost = {asked, Since, Reopened}}.
 
 by_manifest_of_now(Next, {ok, First, RemoteNext}, Next, _Reader) when

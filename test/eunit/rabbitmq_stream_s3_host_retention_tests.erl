@@ -1,7 +1,7 @@
--module(rabbitmq_stream_s3_local_retention_tests).
+-module(rabbitmq_stream_s3_host_retention_tests).
 -include_lib("eunit/include/eunit.hrl").
 
--define(M, rabbitmq_stream_s3_local_retention).
+-define(M, rabbitmq_stream_s3_host_retention).
 
 surplus_test_() ->
     All = [{0, true}, {6, true}, {12, true}, {18, true}],

@@ -1,5 +1,5 @@
 %% Which tier a reader goes on in.
--module(rabbitmq_stream_s3_tiers_tests).
+-module(rabbitmq_stream_s3_reader_tier_tests).
 -include_lib("eunit/include/eunit.hrl").
 
 -import(stream_s3_test_reader, [

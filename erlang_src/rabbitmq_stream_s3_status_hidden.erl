@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_hidden).
+-module(rabbitmq_stream_s3_status_hidden).
 -moduledoc """
 What consumers of this node do not see any more when the plugin is disabled: for each stream with a
 member here, what is only in the remote tier. And which stored offsets are kept meanwhile.
@@ -7,7 +7,6 @@ Owns the words for it; reads what others keep, holds nothing.
 """.
 
 -include_lib("rabbit_common/include/rabbit.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -export([streams/0, kept/0, text/1, line/1]).
 -export_type([hidden/0]).
@@ -27,8 +26,8 @@ Owns the words for it; reads what others keep, holds nothing.
 -spec streams() -> [hidden()].
 streams() ->
     Hidden = lists:append([
-        hidden(rabbitmq_stream_s3_hooks:stream_id(Name), Shared, Reference)
-     || {_Pid, _Dir, Name, Shared, Reference} <- rabbitmq_stream_s3_osiris:members()
+        hidden(rabbitmq_stream_s3:stream_id(Name), Shared, Reference)
+     || {_Pid, _Dir, Name, Shared, Reference} <- rabbitmq_stream_s3_host_osiris:members()
     ]),
     %% `unknown` is larger than any number.
     lists:sort(fun(#{records := A}, #{records := B}) -> A >= B end, Hidden).
@@ -37,9 +36,9 @@ streams() ->
 Below what no stored offset may be dropped while the plugin is off: of all streams that have a
 manifest, also of those that get a writer here later.
 """.
--spec kept() -> rabbitmq_stream_s3_osiris:kept().
+-spec kept() -> rabbitmq_stream_s3_host_osiris:kept().
 kept() ->
-    Known = #{Id => Firsts || {Id, Row} <- rows(), {_, _} = Firsts <- [firsts(Row)]},
+    Known = #{Id => Firsts || {Id, Row} <- rabbitmq_stream_s3_manifest_cache:ranges(), {_, _} = Firsts <- [firsts(Row)]},
     case rabbitmq_stream_s3_db:is_available() of
         false ->
             none;
@@ -84,13 +83,13 @@ line(#{stream := Stream, vhost := VHost, local_first_offset := Floor} = Hidden) 
 hidden(StreamId, Shared, Reference) ->
     Floor = osiris_log_shared:first_chunk_id(Shared),
     Row =
-        case rabbitmq_stream_s3_manifest_replica:range(StreamId) of
+        case rabbitmq_stream_s3_manifest_cache:range(StreamId) of
             {ok, Range} ->
                 Range;
             pending ->
                 unknown;
             none ->
-                case rabbitmq_stream_s3_protection:is_protected(StreamId) of
+                case rabbitmq_stream_s3_manifest_protection:is_protected(StreamId) of
                     true -> unknown;
                     false -> none
                 end
@@ -119,13 +118,6 @@ row(StreamId, Reference, First, Floor, Records) ->
         local_first_offset => Floor,
         records => Records
     }.
-
-rows() ->
-    try
-        ets:tab2list(?MANIFEST_CACHE)
-    catch
-        error:badarg -> []
-    end.
 
 firsts(#{first_offset := Same, next_offset := Same}) -> none;
 firsts(#{first_offset := First, first_timestamp := Timestamp}) -> {First, Timestamp};

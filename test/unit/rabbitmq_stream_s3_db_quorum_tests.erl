@@ -1,9 +1,9 @@
 %% Turns at asking a quorum: how many at once, in which order, and what becomes of those who end.
--module(rabbitmq_stream_s3_quorum_tests).
+-module(rabbitmq_stream_s3_db_quorum_tests).
 
 -include_lib("eunit/include/eunit.hrl").
 
--define(QUORUM, rabbitmq_stream_s3_quorum).
+-define(QUORUM, rabbitmq_stream_s3_db_quorum).
 -define(AT_ONCE, 32).
 
 quorum_test_() ->

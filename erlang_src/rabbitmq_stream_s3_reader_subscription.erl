@@ -8,7 +8,7 @@
 %% replica on this node is deleted ends the consumers of that queue, and nothing else: basic.cancel, or
 %% a detach.
 %% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_reader_wait).
--module(rabbitmq_stream_s3_subscription).
+-module(rabbitmq_stream_s3_reader_subscription).
 
 -export([end_stream/4, end_stream/2, end_amqp/1, is_ended/2, closed/1]).
 -export([tell/4, monitor_of/3]).
@@ -25,7 +25,7 @@ the answer to the read has to come first, so another process does it.
 """.
 -spec end_stream(ReaderId :: term(), Queue :: term(), atomics:atomics_ref(), Kind :: atom()) -> ok.
 end_stream(ReaderId, Queue, Shared, Kind) ->
-    case {put({?MODULE, ReaderId}, told), rabbitmq_stream_s3_osiris:member(Shared)} of
+    case {put({?MODULE, ReaderId}, told), rabbitmq_stream_s3_host_osiris:member(Shared)} of
         {undefined, {ok, Member}} when element(1, Queue) =:= resource ->
             _ = spawn(?MODULE, tell, [self(), Member, Queue, Kind]),
             ok;
@@ -60,7 +60,7 @@ is_ended(Queue, Opened) ->
 -doc "As end_stream/4, for a reader of which nothing but its queue is understood.".
 -spec end_stream(Queue :: term(), Kind :: atom()) -> ok.
 end_stream(Queue, Kind) ->
-    case [Pid || {Pid, _, _, _, Reference} <- rabbitmq_stream_s3_osiris:members(), Reference =:= Queue] of
+    case [Pid || {Pid, _, _, _, Reference} <- rabbitmq_stream_s3_host_osiris:members(), Reference =:= Queue] of
         [Member | _] ->
             case put({?MODULE, {Queue, Kind}}, told) of
                 undefined ->

@@ -1,4 +1,4 @@
--module(rabbitmq_stream_s3_replica_context).
+-module(rabbitmq_stream_s3_manifest_context).
 -moduledoc """
 One replica's way to the newest manifest of its stream: what is known, what leads on from there, what
 is asked for, what comes next. Pure; `rabbitmq_stream_s3_manifest_replica` does what `next/1` says and tells what came of it.
