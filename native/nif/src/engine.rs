@@ -7,15 +7,15 @@ use std::sync::Arc;
 use rustler::{
     Atom, Binary, Encoder, Env, Error, LocalPid, NifResult, Reference, ResourceArc, Term,
 };
-use tiering_core::route;
+use tiering_core::route::{self, LocalLog, Manifest};
 use tiering_runtime::engine::{Closed, Engine};
-use tiering_runtime::manifests::ManifestState;
+use tiering_runtime::manifests::{ManifestState, ResolvedManifest};
 
 use crate::codec::config::{burst, config, rate};
 use crate::codec::event::{PointerOrEmpty, PointerTerm};
 use crate::codec::push::range_map;
-use crate::codec::spec::{SpecTerm, route_term};
-use crate::codec::{OffsetOrNone, counters, string, text};
+use crate::codec::spec::{GapTerm, SpecTerm, continuation_term, route_term};
+use crate::codec::{OffsetOrNone, counters, optional, string, text};
 use crate::message::Mailbox;
 use crate::owner;
 use crate::resources::{self, EngineResource};
@@ -254,23 +254,52 @@ pub(crate) fn apply_edit<'a>(
     })
 }
 
+/// Without an engine only what needs no manifest is decided.
 pub(crate) fn route<'a>(
     env: Env<'a>,
-    handle: ResourceArc<EngineResource>,
+    engine: Term<'a>,
     stream_id: Term<'a>,
     spec: SpecTerm,
-    local_first: OffsetOrNone,
-    local_next: u64,
+    local: (OffsetOrNone, u64),
+    gap: GapTerm,
 ) -> NifResult<Term<'a>> {
-    Ok(
-        match handle.engine.manifests().resolved(&string(stream_id)?) {
-            None => atoms::pending().encode(env),
-            Some(manifest) => route_term(
-                env,
-                route::route(&manifest.root, spec.0, local_first.0, local_next),
-            ),
-        },
-    )
+    let manifest = known_manifest(engine, stream_id)?;
+    let (OffsetOrNone(first), next) = local;
+    let route = route::route(
+        remote(manifest.as_ref()),
+        spec.0,
+        LocalLog { first, next },
+        gap.0,
+    );
+    Ok(route_term(env, route))
+}
+
+pub(crate) fn continue_at<'a>(
+    env: Env<'a>,
+    engine: Term<'a>,
+    stream_id: Term<'a>,
+    next_offset: u64,
+    local_first: OffsetOrNone,
+    gap: GapTerm,
+) -> NifResult<Term<'a>> {
+    let manifest = known_manifest(engine, stream_id)?;
+    let found = route::continue_at(remote(manifest.as_ref()), next_offset, local_first.0, gap.0);
+    Ok(continuation_term(env, found))
+}
+
+fn known_manifest<'a>(
+    engine: Term<'a>,
+    stream_id: Term<'a>,
+) -> NifResult<Option<ResolvedManifest>> {
+    let handle: Option<ResourceArc<EngineResource>> = optional(engine, |term| term.decode())?;
+    let stream_id = string(stream_id)?;
+    Ok(handle.and_then(|handle| handle.engine.manifests().resolved(&stream_id)))
+}
+
+fn remote(manifest: Option<&ResolvedManifest>) -> Manifest<'_> {
+    manifest.map_or(Manifest::Unknown, |manifest| {
+        Manifest::Known(&manifest.root)
+    })
 }
 
 fn accepted<'a>(env: Env<'a>, asked: Result<(), Closed>) -> Term<'a> {

@@ -20,7 +20,7 @@ use rustler::{Binary, Encoder, Env, LocalPid, NifResult, Reference, ResourceArc,
 
 use crate::codec::OffsetOrNone;
 use crate::codec::event::{EventTerm, PointerOrEmpty, PointerTerm};
-use crate::codec::spec::{SpecTerm, StartTerm};
+use crate::codec::spec::{GapTerm, SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, UploadResource};
 
 /// Version of the contract; the plugin refuses to start on another.
@@ -61,7 +61,9 @@ entry::nif_table! {
     engine::apply_edit as manifest_apply_edit(
         engine: EngineArc, stream_id: Term<'a>, from: PointerTerm, to: PointerTerm, edit: Binary<'a>);
     engine::route as route(
-        engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local_first: OffsetOrNone, local_next: u64);
+        engine: Term<'a>, stream_id: Term<'a>, spec: SpecTerm, local: (OffsetOrNone, u64), gap: GapTerm);
+    engine::continue_at as continue_at(
+        engine: Term<'a>, stream_id: Term<'a>, next_offset: u64, local_first: OffsetOrNone, gap: GapTerm);
 
     read::open as reader_open(
         engine: EngineArc, owner: LocalPid, wake: Term<'a>, stream_id: Term<'a>, start: StartTerm);

@@ -13,7 +13,7 @@ use tiering_core::read::{
     Effect, Event as ReaderEvent, FailureKind, FragmentRef, GroupRef, ManifestView, ReadMachine,
     ReadOutcome, ReadyQueue, Start, invariants,
 };
-use tiering_core::route::{LocalSpec, Route, Spec, route};
+use tiering_core::route::{LocalSpec, Route, Spec};
 use tiering_core::upload::{Failure, StoredObject};
 
 use crate::log::Log;
@@ -295,9 +295,9 @@ impl World {
             return false;
         };
         let (stream, node) = (it.stream, it.node);
-        if !self.gap_is_certain(stream, node, spec) {
+        let Some(decision) = self.where_to_start(stream, node, spec) else {
             return false;
-        }
+        };
         let Some(it) = self.consumers.get_mut(consumer) else {
             return false;
         };
@@ -309,18 +309,9 @@ impl World {
         };
         let local_first = disk.first_offset(&state.log);
         let local_next = state.log.id(disk.end);
-        let local_only = matches!(spec, Spec::Last | Spec::Next)
-            || matches!(spec, Spec::Offset(offset) if local_first.is_some_and(|first| offset >= first));
-        let known = usable(state, it.node);
-        let root = match known {
-            Some(root) => root,
-            None if local_only => Arc::new(log_format::manifest::Root::empty_at(0)),
-            None => {
-                self.coverage.hit("reader manifest unknown");
-                return false;
-            }
-        };
-        let decision = route(&root, spec, local_first, local_next);
+        // Without a manifest only the local log can have decided.
+        let root = usable(state, it.node)
+            .unwrap_or_else(|| Arc::new(log_format::manifest::Root::empty_at(0)));
         let readable_first = match local_first {
             Some(local) if root.is_empty() => local,
             Some(local) => local.min(root.first_offset),
@@ -377,6 +368,7 @@ impl World {
             Spec::Timestamp(_) => "attach timestamp",
         });
         match decision {
+            Route::Unknown | Route::UnprovenGap => false,
             Route::Local(local) => {
                 self.coverage.hit("route local");
                 it.mode = Mode::Local(local_at(local));

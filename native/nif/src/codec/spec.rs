@@ -1,7 +1,7 @@
 //! Where a reader wants to start, and where it is sent.
 
 use rustler::{Decoder, Encoder, Env, Error, NifResult, Term};
-use tiering_core::route::{LocalSpec, Route, Spec};
+use tiering_core::route::{Continuation, Gap, LocalSpec, Route, Spec};
 use tiering_runtime::read::Start;
 
 use crate::atoms;
@@ -43,11 +43,38 @@ impl<'a> Decoder<'a> for StartTerm {
     }
 }
 
-/// `{local, Spec} | {remote, Offset} | {error, {offset_out_of_range, empty | {First, Last}}}`.
+/// `certain | unproven`.
+pub(crate) struct GapTerm(pub(crate) Gap);
+
+impl<'a> Decoder<'a> for GapTerm {
+    fn decode(term: Term<'a>) -> NifResult<Self> {
+        if atoms::certain() == term {
+            Ok(Self(Gap::Certain))
+        } else if atoms::unproven() == term {
+            Ok(Self(Gap::Unproven))
+        } else {
+            Err(Error::BadArg)
+        }
+    }
+}
+
+/// `local | {remote, Offset} | unknown | unproven_gap`.
+pub(crate) fn continuation_term(env: Env<'_>, continuation: Continuation) -> Term<'_> {
+    match continuation {
+        Continuation::Local => atoms::local().encode(env),
+        Continuation::Remote { start_offset } => (atoms::remote(), start_offset).encode(env),
+        Continuation::Unknown => atoms::unknown().encode(env),
+        Continuation::UnprovenGap => atoms::unproven_gap().encode(env),
+    }
+}
+
+/// `{local, Spec} | {remote, Offset} | unknown | unproven_gap | {error, {offset_out_of_range, empty | {First, Last}}}`.
 pub(crate) fn route_term(env: Env<'_>, route: Route) -> Term<'_> {
     match route {
         Route::Local(spec) => (atoms::local(), local_spec(env, spec)).encode(env),
         Route::Remote { start_offset } => (atoms::remote(), start_offset).encode(env),
+        Route::Unknown => atoms::unknown().encode(env),
+        Route::UnprovenGap => atoms::unproven_gap().encode(env),
         Route::OutOfRange { range } => {
             let range = match range {
                 None => atoms::empty().encode(env),

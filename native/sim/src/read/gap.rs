@@ -1,16 +1,69 @@
-//! Whether what lies between the known end of the remote tier and the floor of a local log is in neither tier, as the shell finds
-//! it out (`rabbitmq_stream_s3_reader_gap`): on the word of a quorum, for one floor. Until then a reader waits.
+//! Whether what lies between the known end of the remote tier and the first chunk of a local log is in neither tier, as the shell
+//! proves it (`rabbitmq_stream_s3_reader_gap`): on the word of a quorum, for one first chunk. Until then a reader waits.
 
 use std::sync::Arc;
 
-use tiering_core::route::Spec;
+use tiering_core::route::{Gap, LocalLog, Manifest, Route, Spec, route};
 
+use super::usable;
 use crate::store::Known;
 use crate::world::{Event, World};
 
 impl World {
-    /// If not, the node learns what the pointer names, if it can be asked and fetched.
-    pub(super) fn gap_is_certain(&mut self, stream: usize, node: usize, spec: Spec) -> bool {
+    /// `None` while the node does not know enough.
+    pub(super) fn where_to_start(
+        &mut self,
+        stream: usize,
+        node: usize,
+        spec: Spec,
+    ) -> Option<Route> {
+        let mut decision = self.route(stream, node, spec)?;
+        if decision == Route::UnprovenGap && self.prove_gap(stream, node) {
+            decision = self.route(stream, node, spec)?;
+        }
+        match decision {
+            Route::UnprovenGap => None,
+            Route::Unknown => {
+                self.coverage.hit("reader manifest unknown");
+                None
+            }
+            decided @ (Route::Local(_) | Route::Remote { .. } | Route::OutOfRange { .. }) => {
+                Some(decided)
+            }
+        }
+    }
+
+    fn route(&self, stream: usize, node: usize, spec: Spec) -> Option<Route> {
+        let state = self.streams.get(stream)?;
+        let disk = state.disks.get(node)?;
+        let root = usable(state, node);
+        let manifest = root.as_deref().map_or(Manifest::Unknown, Manifest::Known);
+        let local = LocalLog {
+            first: disk.first_offset(&state.log),
+            next: state.log.id(disk.end),
+        };
+        Some(route(manifest, spec, local, self.gap(stream, node)))
+    }
+
+    /// What is proven by now.
+    fn gap(&self, stream: usize, node: usize) -> Gap {
+        let proven = self.streams.get(stream).is_none_or(|state| {
+            let floor = state
+                .disks
+                .get(node)
+                .and_then(|disk| disk.first_offset(&state.log));
+            let certain = state.certain_gap_below.get(node).copied().flatten();
+            floor.is_none() || certain == floor
+        });
+        if proven || self.plan.believe_gaps {
+            Gap::Certain
+        } else {
+            Gap::Unproven
+        }
+    }
+
+    /// Asks the metadata store. If it does not prove the gap, the node learns what the pointer names, if that can be fetched.
+    fn prove_gap(&mut self, stream: usize, node: usize) -> bool {
         let Some(state) = self.streams.get_mut(stream) else {
             return true;
         };
@@ -24,18 +77,6 @@ impl World {
         let Some(floor) = disk.first_offset(&state.log) else {
             return true;
         };
-        let above_it = match spec {
-            Spec::Last | Spec::Next => true,
-            Spec::Offset(offset) | Spec::Abs(offset) => offset >= floor,
-            Spec::First | Spec::Timestamp(_) => false,
-        };
-        if above_it
-            || known.root.next_offset >= floor
-            || *certain == Some(floor)
-            || self.plan.believe_gaps
-        {
-            return true;
-        }
         let pointer = state.metadata.pointer;
         let written_here = state
             .uploader
