@@ -8,6 +8,7 @@ Owns two persistent terms and no process. Knows nothing about streams.
 
 -export([
     engine/0,
+    engine_or_undefined/0,
     set_engine/1,
     erase_engine/0,
     with_engine/1,
@@ -79,6 +80,11 @@ engine() ->
         undefined -> undefined;
         Engine -> {ok, Engine}
     end.
+
+-doc "As engine/0, in the shape that the routes of the native library take.".
+-spec engine_or_undefined() -> engine() | undefined.
+engine_or_undefined() ->
+    persistent_term:get(?ENGINE, undefined).
 
 -spec set_engine(engine()) -> ok.
 set_engine(Engine) ->

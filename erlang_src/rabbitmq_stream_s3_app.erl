@@ -65,7 +65,7 @@ attach_early() ->
             %% Not that it is inert already: a running node may start the application first.
             stopped ?= rabbitmq_stream_s3:mode(),
             ok ?= metadata_store(),
-            ok ?= rabbitmq_stream_s3_host_osiris:attach()
+            ok ?= rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped())
         else
             _SaidLater -> ok
         end
@@ -161,7 +161,7 @@ start_inert(Kind, Text) ->
 protect() ->
     case metadata_store() of
         ok ->
-            case rabbitmq_stream_s3_host_osiris:attach() of
+            case rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()) of
                 ok ->
                     ok;
                 {error, {_, Text}} ->
@@ -205,7 +205,7 @@ attach() ->
     %% In this order: nobody may find a member's stream unknown when our readers come.
     ok = rabbitmq_stream_s3_manifest_replica:mark_members(),
     maybe
-        ok ?= rabbitmq_stream_s3_host_osiris:attach(),
+        ok ?= rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
         ok = rabbitmq_stream_s3:set_mode(active),
         ok = rabbitmq_stream_s3_reconciler:reconcile(),
         #{mode := Mode} = rabbitmq_stream_s3_host_osiris:status(),

@@ -17,7 +17,7 @@
 
 %% Bump when a wrapper changes: code of another version needs a restart of the node. Until then it
 %% protects, if everything that it calls is there (see calls_of/2).
--define(VERSION, 2).
+-define(VERSION, 3).
 
 -doc "The version of the wrappers that instrument/2 adds.".
 -spec version() -> pos_integer().

@@ -6,7 +6,7 @@
 %% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_host_osiris).
 
--export([attach/0, detach/0, detach/1, status/0]).
+-export([attach/1, detach/0, detach/1, status/0]).
 -export([members/0, has_member/1, member/1]).
 -export([instrumented/1, called/0, missing_callbacks/1]).
 
@@ -32,17 +32,19 @@
     none
     | all
     | #{rabbitmq_stream_s3:stream_id() => {osiris:offset(), osiris:timestamp()}}.
--export_type([kept/0]).
+%% Functions whose answers rabbitmq_stream_s3_reader_stats completes.
+-type statistics() :: [{module(), [{atom(), arity()}]}].
+-export_type([kept/0, statistics/0]).
 
 -doc """
 Attaches the hooks. Idempotent. On an error the running osiris is as it was, and the text says
 what was found. `restart_needed` alone may leave hooks attached: those of another version of the
 plugin, if they call nothing that is not here. They are good enough to protect (see status/0).
 """.
--spec attach() -> ok | {error, {reason(), binary()}}.
-attach() ->
+-spec attach(statistics()) -> ok | {error, {reason(), binary()}}.
+attach(Statistics) ->
     %% Two callers must not both load.
-    global:trans({?MODULE, self()}, fun attach_locked/0, [node()]).
+    global:trans({?MODULE, self()}, fun() -> attach_locked(Statistics) end, [node()]).
 
 -doc "Unsets the hooks. The added code stays and then behaves as stock; open readers stay ours.".
 -spec detach() -> ok.
@@ -100,7 +102,7 @@ member(Shared) ->
         error:badarg -> none
     end.
 
-attach_locked() ->
+attach_locked(Statistics) ->
     %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.
     _ = [code:ensure_loaded(M) || M <- [rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader, rabbitmq_stream_s3_reader_drain]],
     ok = rabbitmq_stream_s3_host_retention:init(),
@@ -108,7 +110,7 @@ attach_locked() ->
         {module, _} ?= code:ensure_loaded(osiris_log),
         ok ?= neighbours(),
         ok ?= install(native(), installed_version(osiris_log)),
-        ok = install_statistics(),
+        ok = install_statistics(Statistics),
         ok = install_drain(),
         hook()
     else
@@ -214,7 +216,7 @@ install(false, [Installed]) ->
 
 %% Statistics are no part of reading and writing: without them the plugin works, and an osiris of
 %% another shape tells of its local log, as stock does.
-install_statistics() ->
+install_statistics(Statistics) ->
     lists:foreach(
         fun({Module, Functions}) ->
             case {code:ensure_loaded(Module), installed_version(Module)} of
@@ -224,7 +226,7 @@ install_statistics() ->
                     ok
             end
         end,
-        rabbitmq_stream_s3_reader_stats:wrapped()
+        Statistics
     ).
 
 install_statistics(Module, Functions) ->

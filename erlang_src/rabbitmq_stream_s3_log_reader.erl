@@ -13,10 +13,11 @@
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).
 -export([send_file/3, chunk_iterator/2, chunk_iterator/3, iterator_next/1]).
 -export([next_offset/1, committed_offset/1, committed_chunk_id/1, close/1]).
-%% called by rabbitmq_stream_s3_reader_drain
--export([is_at_end/1, wake_after/2, owner/1]).
 
 -include("rabbitmq_stream_s3_reader.hrl").
+
+%% Thrown through stock code: the floor has passed the reader.
+-define(PASSED, {?MODULE, passed}).
 
 -opaque state() :: {?MODULE, #reader{}}.
 -export_type([state/0]).
@@ -64,23 +65,12 @@ send_file(Socket, {?MODULE, Ours}, Callback) ->
     end.
 
 send_chunk(Socket, Reader, Callback) ->
-    #reader{transport = Transport, chunk_selector = Selector} = Reader,
-    Local = fun(Log, _Chained, Guard) ->
-        osiris_log:send_file(Socket, Log, fun(#{chunk_id := Id} = Header, Size) ->
-            ok = Guard(Id),
-            Callback(Header, Size)
-        end)
-    end,
-    Deliver = fun(Header, Data, Trailer, Next) ->
-        {Size, Body} = body(Header, Data, Trailer, Selector),
-        #{header_data := HeaderData} = Header,
-        Frame = frame(Callback(Header, Size + byte_size(HeaderData))),
-        case send(Transport, Socket, [Frame, HeaderData | Body]) of
-            ok -> {ok, Next};
-            {error, _} = Error -> Error
-        end
-    end,
-    case rabbitmq_stream_s3_reader_tier:read(Reader, Local, Deliver) of
+    case rabbitmq_stream_s3_reader_tier:read(Reader, stock_send_file(Socket, Callback)) of
+        {chunk, Header, Data, Trailer, Next} ->
+            case send_remote(Socket, Header, Data, Trailer, Reader, Callback) of
+                ok -> {ok, {?MODULE, Next#reader{asks_again = true}}};
+                {error, _} = Error -> Error
+            end;
         {end_of_stream, #reader{asks_again = AsksAgain} = Next} ->
             {end_of_stream, {?MODULE, Next#reader{asks_again = not AsksAgain}}};
         {ok, Next} ->
@@ -95,6 +85,28 @@ send_chunk(Socket, Reader, Callback) ->
         {error, _} = Error ->
             Error
     end.
+
+%% Stock calls back right before it sends, and has no other way to be stopped than a throw.
+stock_send_file(Socket, Callback) ->
+    fun(Log, _Chained, Guard) ->
+        Guarded = fun(#{chunk_id := Id} = Header, Size) ->
+            case Guard(Id) of
+                ok -> Callback(Header, Size);
+                passed -> throw(?PASSED)
+            end
+        end,
+        try
+            osiris_log:send_file(Socket, Log, Guarded)
+        catch
+            throw:?PASSED -> passed
+        end
+    end.
+
+send_remote(Socket, #{header_data := HeaderData} = Header, Data, Trailer, Reader, Callback) ->
+    #reader{transport = Transport, chunk_selector = Selector} = Reader,
+    {Size, Body} = body(Header, Data, Trailer, Selector),
+    Frame = frame(Callback(Header, Size + byte_size(HeaderData))),
+    send(Transport, Socket, [Frame, HeaderData | Body]).
 
 %% Before RabbitMQ 4.1 the callback sends the start of the frame itself and returns no bytes.
 frame(Frame) when is_binary(Frame); is_list(Frame) -> Frame;
@@ -140,22 +152,21 @@ next_chunk(Reader, Credit, Previous) ->
     Local = fun(Log, Chained, Guard) ->
         case stock_iterator(Log, Credit, Previous, Chained) of
             {ok, #{chunk_id := Id}, _, Next} = Chunk ->
-                try Guard(Id) of
-                    ok -> Chunk
-                catch
-                    throw:rabbitmq_stream_s3_floor_has_passed ->
+                case Guard(Id) of
+                    ok ->
+                        Chunk;
+                    passed ->
                         ok = osiris_log:close(Next),
-                        throw(rabbitmq_stream_s3_floor_has_passed)
+                        passed
                 end;
             Other ->
                 Other
         end
     end,
-    Deliver = fun(Header, Data, _Trailer, Next) ->
-        Iterator = rabbitmq_stream_s3_reader_remote:iterator(Header, Data),
-        {ok, Header, Iterator, Next}
-    end,
-    case rabbitmq_stream_s3_reader_tier:read(Reader, Local, Deliver) of
+    case rabbitmq_stream_s3_reader_tier:read(Reader, Local) of
+        {chunk, Header, Data, _Trailer, Next} ->
+            Iterator = rabbitmq_stream_s3_reader_remote:iterator(Header, Data),
+            {ok, Header, Iterator, {?MODULE, Next}};
         {ok, Header, Iterator, Next} -> {ok, Header, Iterator, {?MODULE, Next}};
         {end_of_stream, Next} ->
             {end_of_stream, {?MODULE, Next}};
@@ -196,44 +207,15 @@ iterator_next(Iterator) ->
 
 -spec next_offset(state()) -> osiris:offset().
 next_offset({?MODULE, Ours}) ->
-    case rabbitmq_stream_s3_reader_state:current(Ours) of
-        {ok, Reader} -> rabbitmq_stream_s3_reader_wait:next(Reader);
-        _NotUnderstood -> 0
-    end.
+    rabbitmq_stream_s3_reader_view:next_offset(Ours).
 
 -spec committed_offset(state()) -> integer().
 committed_offset({?MODULE, Ours}) ->
-    rabbitmq_stream_s3_reader_start:committed_offset(rabbitmq_stream_s3_reader_state:shared(Ours)).
+    rabbitmq_stream_s3_reader_view:committed_offset(Ours).
 
 -spec committed_chunk_id(state()) -> integer().
 committed_chunk_id({?MODULE, Ours}) ->
-    osiris_log_shared:committed_chunk_id(rabbitmq_stream_s3_reader_state:shared(Ours)).
-
--doc """
-Whether the consumer has been given everything up to the committed end of the stream, as far as the
-member on this node knows it.
-""".
--spec is_at_end(state()) -> boolean().
-is_at_end({?MODULE, Ours}) ->
-    case rabbitmq_stream_s3_reader_state:current(Ours) of
-        {ok, #reader{tier = {unknown, _}}} ->
-            false;
-        {ok, #reader{tier = {Tier, _}, shared = Shared} = Reader} ->
-            Tier =:= ended orelse rabbitmq_stream_s3_reader_wait:next(Reader) > rabbitmq_stream_s3_reader_start:committed_offset(Shared);
-        %% It is about to be ended.
-        _NotUnderstood ->
-            true
-    end.
-
--doc "Wakes the owner of a reader after this time, as if there were a chunk for it.".
--spec wake_after(pos_integer(), state()) -> reference().
-wake_after(Ms, {?MODULE, Ours}) ->
-    erlang:send_after(Ms, self(), element(#reader.wake, Ours)).
-
--doc "The queue of a reader, and the name of its statistics.".
--spec owner(state()) -> {Reference :: term(), CounterId :: term()}.
-owner({?MODULE, Ours}) ->
-    {element(#reader.reference, Ours), element(#reader.counter_id, Ours)}.
+    rabbitmq_stream_s3_reader_view:committed_chunk_id(Ours).
 
 -spec close(state()) -> ok.
 close({?MODULE, Ours}) ->
@@ -246,7 +228,7 @@ close_reader(#reader{timer = Timer, count = Count, counter_id = CounterId} = Rea
     ok = rabbitmq_stream_s3_reader_open:closing(Reader),
     ok = rabbitmq_stream_s3_reader_wait:close_tier(Reader),
     _ = Timer =:= undefined orelse erlang:cancel_timer(Timer),
-    ok = rabbitmq_stream_s3_reader_wait:goes_on(Reader),
+    ok = rabbitmq_stream_s3_reader_wait:served(Reader),
     ok = rabbitmq_stream_s3_reader_subscription:closed(CounterId),
     ok = rabbitmq_stream_s3_reader_drain:closed(CounterId),
     _ = Count(-1),

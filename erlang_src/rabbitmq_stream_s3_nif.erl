@@ -24,7 +24,8 @@
          manifest_range/2,
          manifest_resolve/5,
          manifest_apply_edit/5,
-         route/5]).
+         route/5,
+       continue_at/5]).
 -export([reader_open/5,
          reader_read/2,
          reader_close/1,
@@ -51,6 +52,7 @@
        manifest_resolve/5,
        manifest_apply_edit/5,
        route/5,
+       continue_at/5,
        reader_open/5,
        reader_read/2,
        reader_close/1,
@@ -88,6 +90,8 @@
 -type pointer() ::
     {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
 -type edit_from() :: {From :: pointer(), Edit :: binary()} | none.
+%% Whether what lies between the end of the known manifest and the local log is proven to be in neither.
+-type gap() :: certain | unproven.
 -type push() ::
     read_pointer
     | write_anchor
@@ -227,13 +231,20 @@ manifest_resolve(_Engine, _Pid, _Ref, _StreamId, _Pointer) ->
 manifest_apply_edit(_Engine, _StreamId, _From, _To, _Edit) ->
     erlang:nif_error(not_loaded).
 
--spec route(engine(), stream_id(), spec(), offset() | -1, offset()) ->
+%% Without an engine only what needs no manifest is decided.
+-spec route(engine() | undefined, stream_id(), spec(), {offset() | -1, offset()}, gap()) ->
     {local, local_spec()}
     | {remote, offset()}
-    | pending
+    | unknown
+    | unproven_gap
     | {error, {offset_out_of_range, empty | {offset(), offset()}}}
     | bug().
-route(_Engine, _StreamId, _Spec, _LocalFirst, _LocalNext) ->
+route(_Engine, _StreamId, _Spec, _LocalFirstAndNext, _Gap) ->
+    erlang:nif_error(not_loaded).
+
+-spec continue_at(engine() | undefined, stream_id(), offset(), offset() | -1, gap()) ->
+    local | {remote, offset()} | unknown | unproven_gap | bug().
+continue_at(_Engine, _StreamId, _NextOffset, _LocalFirst, _Gap) ->
     erlang:nif_error(not_loaded).
 
 -spec reader_open(engine(), pid(), term(), stream_id(), {offset | timestamp, integer()}) ->

@@ -49,6 +49,3 @@
         | {asked, Since :: integer(), undefined | osiris:offset()}
         | {reopened, osiris:offset()}
 }).
-
-
-%% Thrown by what is to deliver a chunk: the floor has passed the reader.

@@ -21,16 +21,16 @@
 Called by a session whose link drains, after it has read what there is. `false`: keep the credit, there
 is more to come.
 """.
--spec is_complete(rabbitmq_stream_s3_log_reader:state()) -> boolean().
-is_complete(Log) ->
-    {Reference, CounterId} = rabbitmq_stream_s3_log_reader:owner(Log),
-    case rabbitmq_stream_s3_log_reader:is_at_end(Log) of
+-spec is_complete({rabbitmq_stream_s3_log_reader, term()}) -> boolean().
+is_complete({rabbitmq_stream_s3_log_reader, Reader}) ->
+    {Reference, CounterId} = rabbitmq_stream_s3_reader_view:owner(Reader),
+    case rabbitmq_stream_s3_reader_view:is_at_end(Reader) of
         true ->
             ok = closed(CounterId),
             true;
         false ->
             Now = erlang:monotonic_time(millisecond),
-            Next = rabbitmq_stream_s3_log_reader:next_offset(Log),
+            Next = rabbitmq_stream_s3_reader_view:next_offset(Reader),
             case get(?KEY(CounterId)) of
                 {Next, Deadline} when Now < Deadline ->
                     ok;
@@ -38,7 +38,7 @@ is_complete(Log) ->
                     ok = closed(CounterId),
                     ok = give_up(Reference);
                 _NoneOrMoved ->
-                    ok = wait(Next, Now, CounterId, Log)
+                    ok = wait(Next, Now, CounterId, Reader)
             end,
             false
     end.
@@ -50,11 +50,11 @@ closed(CounterId) ->
     ok.
 
 %% As long as chunks come the receiver is being served.
-wait(Next, Now, CounterId, Log) ->
+wait(Next, Now, CounterId, Reader) ->
     Timeout = application:get_env(rabbitmq_stream_s3, read_drain_timeout_ms, ?TIMEOUT_MS),
     _ = put(?KEY(CounterId), {Next, Now + Timeout}),
     %% Not at the deadline itself, where "before" and "after" are a matter of a millisecond.
-    _ = rabbitmq_stream_s3_log_reader:wake_after(Timeout + 1, Log),
+    _ = rabbitmq_stream_s3_reader_view:wake_after(Timeout + 1, Reader),
     ok = rabbitmq_stream_s3_counters:add(drains_deferred).
 
 give_up(Reference) ->

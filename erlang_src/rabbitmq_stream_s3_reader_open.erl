@@ -118,7 +118,7 @@ means that the local log is all that there is.
 -spec tiered(map()) -> {true, rabbitmq_stream_s3:stream_id()} | false.
 tiered(#{name := Name, shared := Shared}) ->
     StreamId = rabbitmq_stream_s3:stream_id(Name),
-    case persistent_term:get(?ENGINE, undefined) of
+    case rabbitmq_stream_s3:engine_or_undefined() of
         undefined ->
             case rabbitmq_stream_s3_manifest_protection:is_protected(StreamId) of
                 true -> {true, StreamId};
@@ -197,7 +197,7 @@ place(Spec, Reader) ->
 
 %% Without an engine only what is protected can have a remote tier.
 is_tiered(#reader{stream_id = StreamId}) ->
-    persistent_term:get(?ENGINE, undefined) =/= undefined orelse
+    rabbitmq_stream_s3:engine_or_undefined() =/= undefined orelse
         rabbitmq_stream_s3_manifest_protection:is_protected(StreamId).
 
 place(_, _, _, 0) ->
@@ -313,7 +313,7 @@ remote(Start, Next, #reader{stream_id = StreamId} = Reader) ->
         counter => Reader#reader.counter,
         wake => Reader#reader.wake
     },
-    case persistent_term:get(?ENGINE, undefined) of
+    case rabbitmq_stream_s3:engine_or_undefined() of
         undefined ->
             {error, closed};
         Engine ->

@@ -26,47 +26,21 @@ unknown place never looks like a known one.
 """.
 -spec route(binary(), osiris:offset_spec(), atomics:atomics_ref(), osiris:offset() | -1) -> route().
 route(StreamId, Spec, Shared, First) ->
-    NativeSpec = native_spec(Spec),
-    LocalNext = local_next(Shared),
-    Engine = persistent_term:get(?ENGINE, undefined),
-    case native_route(Engine, StreamId, NativeSpec, First, LocalNext) of
-        pending ->
-            ok = mark_member(Engine, StreamId, Shared),
-            local_route(NativeSpec, First, LocalNext);
-        {remote, _} = Route ->
-            Route;
-        Route ->
-            case ends_below(Engine, StreamId, NativeSpec, First) of
-                false -> Route;
-                true -> beyond_gap(Engine, StreamId, NativeSpec, First, LocalNext)
-            end
-    end.
+    route(StreamId, native_spec(Spec), Shared, {First, local_next(Shared)}, unproven).
 
-%% Whether a manifest that reaches further could lead to another place.
-ends_below(Engine, StreamId, Spec, First) ->
-    case leads_below(Spec, First) andalso rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
-        {ok, _, RemoteNext} -> RemoteNext < First;
-        %% The spec does not lead below, or the stream has just been forgotten.
-        _ -> false
-    end.
-
-leads_below(last, _) -> false;
-leads_below(next, _) -> false;
-leads_below({offset, N}, First) -> N < First;
-leads_below({abs, N}, First) -> N < First;
-leads_below(first, _) -> true;
-leads_below({timestamp, _}, _) -> true.
-
-beyond_gap(Engine, StreamId, Spec, First, LocalNext) ->
-    case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, First) of
-        true ->
-            %% Verifying the gap may have brought a newer manifest.
-            case native_route(Engine, StreamId, Spec, First, LocalNext) of
-                pending -> unknown;
-                Route -> Route
+route(StreamId, Spec, Shared, {First, _} = Local, Gap) ->
+    Engine = rabbitmq_stream_s3:engine_or_undefined(),
+    case rabbitmq_stream_s3_nif:route(Engine, StreamId, Spec, Local, Gap) of
+        unproven_gap ->
+            case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, First) of
+                true -> route(StreamId, Spec, Shared, Local, certain);
+                false -> unknown
             end;
-        false ->
-            unknown
+        unknown ->
+            ok = mark_member(Engine, StreamId, Shared),
+            unknown;
+        Route ->
+            Route
     end.
 
 -doc "Whether a spec is one that osiris knows. Stock answers for any other.".
@@ -100,19 +74,6 @@ provisional(Offset, Shared) when is_integer(Offset) ->
     max(0, min(Offset, committed_offset(Shared) + 1));
 provisional(_, _) ->
     0.
-
-native_route(undefined, _, _, _, _) ->
-    pending;
-native_route(Engine, StreamId, Spec, First, LocalNext) ->
-    rabbitmq_stream_s3_nif:route(Engine, StreamId, Spec, First, LocalNext).
-
-local_route(last, _, _) -> {local, last};
-local_route(next, _, _) -> {local, next};
-local_route({offset, N}, First, _) when First >= 0, N >= First -> {local, {offset, N}};
-local_route({abs, N}, First, Next) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
-local_route(first, 0, _) -> {local, first};
-local_route({timestamp, _} = Spec, 0, _) -> {local, Spec};
-local_route(_, _, _) -> unknown.
 
 local_next(Shared) ->
     case knows_committed_offset() of

@@ -4,7 +4,7 @@
 %% subscription has ended (rabbitmq_stream_s3_reader_subscription).
 -module(rabbitmq_stream_s3_reader_wait).
 
--export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, goes_on/1, next/1]).
+-export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, served/1, next/1]).
 -export([close_tier/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -90,9 +90,9 @@ close_tier(#reader{tier = {local, Log}}) -> osiris_log:close(Log);
 close_tier(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_reader_remote:close(Remote);
 close_tier(_) -> ok.
 
--doc "A chunk: what went wrong is over, and will be said if it goes wrong again.".
--spec goes_on(#reader{}) -> ok.
-goes_on(#reader{counter_id = CounterId}) ->
+-doc "A chunk was read: a problem that comes back is reported again.".
+-spec served(#reader{}) -> ok.
+served(#reader{counter_id = CounterId}) ->
     _ = erase({?MODULE, CounterId}),
     ok.
 

@@ -1,6 +1,5 @@
 -module(rabbitmq_stream_s3_hooks_tests).
 -include_lib("eunit/include/eunit.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -define(LOG, stream_s3_test_log).
 -define(HOOKS, rabbitmq_stream_s3_hooks).
@@ -36,13 +35,13 @@ run(Test) ->
 setup() ->
     ok = ?LOG:setup(),
     %% The tables that the shell's manifest replica owns.
-    [ets:new(T, [named_table, public]) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
     true = register(rabbitmq_stream_s3_reconciler, self()).
 
 cleanup(_) ->
     _ = whereis(rabbitmq_stream_s3_reconciler) =/= undefined andalso
         unregister(rabbitmq_stream_s3_reconciler),
-    [ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS], ets:whereis(T) =/= undefined],
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     flush(),
     ?LOG:cleanup(ok).
 
@@ -75,10 +74,10 @@ a_new_writer_is_announced() ->
     _ = ?LOG:append(1, Log),
     ?assertEqual(0, osiris_log_shared:committed_chunk_id(Shared)),
     ?assertEqual(1, counters:get(Counter, 1)),
-    ?assertEqual([{StreamId, pending}], ets:tab2list(?MANIFEST_CACHE)),
+    ?assertEqual([{StreamId, pending}], ets:tab2list(rabbitmq_stream_s3_manifest_cache)),
     ?assertEqual(
         [{list_to_binary(Dir), StreamId}, {{member, StreamId}, self()}],
-        lists:sort(fun({A, _}, {B, _}) -> is_binary(A) andalso is_tuple(B) end, ets:tab2list(?DIRS))
+        lists:sort(fun({A, _}, {B, _}) -> is_binary(A) andalso is_tuple(B) end, ets:tab2list(rabbitmq_stream_s3_manifest_members))
     ),
     ?assertEqual(pending, rabbitmq_stream_s3_nif:manifest_range(double, StreamId)).
 
@@ -87,17 +86,17 @@ an_acceptor_is_announced() ->
     {attach, writer, _, #{name := Name, dir := Dir}} = announced(),
     Config = #{name => Name, dir => Dir, epoch => 2, leader_pid => self()},
     StreamId = list_to_binary(Name),
-    true = ets:insert(?MANIFEST_CACHE, {StreamId, #{first_offset => 0, next_offset => 4}}),
+    true = ets:insert(rabbitmq_stream_s3_manifest_cache, {StreamId, #{first_offset => 0, next_offset => 4}}),
     _ = osiris_log:init_acceptor({0, 7}, [{1, 6}], Config),
     %% Its log may begin above what was known.
-    ?assertEqual([{StreamId, pending}], ets:lookup(?MANIFEST_CACHE, StreamId)),
+    ?assertEqual([{StreamId, pending}], ets:lookup(rabbitmq_stream_s3_manifest_cache, StreamId)),
     {attach, acceptor, _, Info} = announced(),
     ?assertMatch(#{epoch := 2, leader_pid := _, shared := _, counter := _}, Info),
     ?assertEqual([0, 6], ?LOG:segments(Log)).
 
 a_missing_shell_does_not_fail_the_log() ->
     true = unregister(rabbitmq_stream_s3_reconciler),
-    [true = ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     Log = ?LOG:append(4, ?LOG:new("alone")),
     ?assertMatch({{0, 7}, _, 2}, osiris_log:evaluate_retention(?LOG:dir(Log), [])).
 
@@ -112,7 +111,7 @@ a_change_of_retention_is_announced() ->
 
 retention_trims_what_is_durable() ->
     Log = ?LOG:append(9, ?LOG:new("durable")),
-    ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 13}}),
+    ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 13}}),
     ?assertMatch({{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{'fun', x}])),
     ?assertEqual([12], ?LOG:segments(Log)).
 
@@ -122,7 +121,7 @@ retention_waits_for_a_pending_manifest() ->
 
 retention_of_an_unknown_folder_is_stock() ->
     Log = ?LOG:append(9, ?LOG:new("unknown")),
-    true = ets:delete_all_objects(?DIRS),
+    true = ets:delete_all_objects(rabbitmq_stream_s3_manifest_members),
     ?assertMatch(
         {{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{max_bytes, 1}])
     ).
@@ -132,7 +131,7 @@ an_evaluation_moves_the_floor() ->
     try
         Log = ?LOG:append(9, ?LOG:new("floor")),
         {attach, writer, _, Info} = announced(),
-        ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}}),
+        ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}}),
         ?assertEqual(0, ?LOG:floor(Log)),
         ok = ?HOOKS:evaluate_local_retention(Info),
         %% It handles a batch newest first: the second answer comes after the evaluation.
@@ -173,12 +172,12 @@ tracking_looks_at_both_tiers() ->
     Firsts = fun() -> {osiris_log:first_offset(State), osiris_log:first_timestamp(State)} end,
     ?assertEqual({0, 0}, Firsts()),
     Range = #{first_offset => 10, next_offset => 40, first_timestamp => 1000},
-    ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range}),
+    ets:insert(rabbitmq_stream_s3_manifest_cache, {<<"tracking">>, Range}),
     ?assertEqual({10, 1000}, Firsts()),
-    ets:insert(?MANIFEST_CACHE, {<<"tracking">>, Range#{first_offset := 40}}),
+    ets:insert(rabbitmq_stream_s3_manifest_cache, {<<"tracking">>, Range#{first_offset := 40}}),
     ?assertEqual({50, 5000}, Firsts()),
     %% At the start of a node a log may open before anybody can be told of it.
-    ets:delete(?MANIFEST_CACHE, <<"tracking">>),
+    ets:delete(rabbitmq_stream_s3_manifest_cache, <<"tracking">>),
     ?assertEqual({0, 0}, Firsts()),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).
@@ -186,9 +185,9 @@ tracking_looks_at_both_tiers() ->
 %% No shell and no engine, and a stream that has a manifest: nothing is forgotten, nothing is trimmed,
 %% and stock's own retention goes on. One that has none is stock.
 an_inert_node_keeps_what_it_protects() ->
-    [true = ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     true = unregister(rabbitmq_stream_s3_reconciler),
-    _ = persistent_term:erase(?ENGINE),
+    _ = persistent_term:erase({rabbitmq_stream_s3, engine}),
     ok = rabbitmq_stream_s3:set_mode({inert, no_bucket, <<"why">>}),
     Table = ets:new(rabbitmq_stream_s3_manifest_protection, [named_table, public]),
     true = ets:insert(Table, {complete, true}),

@@ -79,9 +79,9 @@ a_second_attach_does_not_load_again() ->
     Md5 = osiris_log:module_info(md5),
     %% A load would leave the code of now behind as old code.
     true = code:soft_purge(osiris_log),
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     ?assertEqual(Md5, osiris_log:module_info(md5)),
     ?assertNot(erlang:check_old_code(osiris_log)).
 
@@ -101,7 +101,7 @@ detached_wrappers_are_stock() ->
     ?assertMatch({{0, 7}, _, 2}, osiris_log:evaluate_retention(Dir, [{'fun', any}])),
     ?assertEqual([0, 6], stream_s3_test_log:segments(Log)),
     ok = osiris_log:close(Reader1),
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 %% As if this node's osiris_log had been instrumented by a plugin of that version.
 installed(Version, Calls) ->
@@ -123,7 +123,7 @@ installed(Version, Calls) ->
 
 as_it_was() ->
     ok = installed(?FORMS:version(), []),
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 wrappers_of_another_version_are_good_enough_to_protect() ->
     try
@@ -131,7 +131,7 @@ wrappers_of_another_version_are_good_enough_to_protect() ->
         [
             begin
                 ok = installed(Version, Calls),
-                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(),
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
                 ?assertMatch(
                     #{mode := instrumented, attached := true}, rabbitmq_stream_s3_host_osiris:status()
                 )
@@ -147,7 +147,7 @@ wrappers_that_call_what_is_not_here_are_left_alone() ->
         [
             begin
                 ok = installed(99, Calls),
-                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(),
+                {error, {restart_needed, _}} = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
                 ?assertMatch(#{attached := false}, rabbitmq_stream_s3_host_osiris:status())
             end
          || Calls <- [none, [{rabbitmq_stream_s3_hooks, on_something_new, 4}]]
@@ -173,10 +173,10 @@ stored_offsets_are_kept_while_the_plugin_is_off() ->
     ok = rabbitmq_stream_s3_host_osiris:detach(all),
     ?assertEqual({0, 0}, Firsts(<<"another">>)),
     %% On again: the hooks say it from here on, and nothing is left behind.
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts(<<"kept">>)),
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 %% A hook that is under way ends before its modules are unloaded.
 nobody_is_inside_when_the_modules_go() ->
@@ -208,7 +208,7 @@ nobody_is_inside_when_the_modules_go() ->
         {left, Left} -> ?assert(Left < Detached)
     after 0 -> error(still_inside)
     end,
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 attached_logs_open_and_write() ->
     Log = stream_s3_test_log:append(4, stream_s3_test_log:new("attached")),

@@ -1,7 +1,6 @@
 %% A local log that is empty although the remote tier has the stream: where it begins.
 -module(rabbitmq_stream_s3_lost_log_tests).
 -include_lib("eunit/include/eunit.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -define(DOUBLE, stream_s3_nif_double).
 -define(END, rabbitmq_stream_s3_manifest_end).
@@ -24,11 +23,11 @@ lost_log_test_() ->
 
 setup() ->
     ok = stream_s3_test_log:setup(),
-    [ets:new(T, [named_table, public]) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
     ok.
 
 cleanup(_) ->
-    [ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     stream_s3_test_log:cleanup(ok).
 
 config(Epoch) ->
@@ -149,7 +148,7 @@ detached() ->
     ok = durable(Config, 40),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({0, empty}, osiris_log:tail_info(osiris_log:init(Config))),
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 earlier_pointer() ->
     Config = config(2),

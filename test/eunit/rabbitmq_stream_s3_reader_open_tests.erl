@@ -68,7 +68,7 @@ adopts_readers_that_were_open_before(How) ->
     {ok, State} = osiris_log:init_offset_reader(first, Context),
     {First, Reader1} = take(3, under_test(How, State)),
     ?assertEqual(osiris_log, tier(Reader1)),
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     uploaded(20, Log),
     3 = ?LOG:trim(20, Log),
     {Rest, Reader2} = all(Reader1),
@@ -293,7 +293,7 @@ odd_specs_are_those_of_stock() ->
     end,
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     Expected = [Open(S) || S <- Specs],
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     uploaded(14, Log),
     ?assertEqual(Expected, [Open(S) || S <- Specs]),
     %% What stock does not know it refuses itself.
@@ -307,7 +307,7 @@ odd_specs_are_those_of_stock() ->
     Odd = [true, 1.5, {abs, -1}, {unknown, 1}],
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     Refused = [Unknown(S) || S <- Odd],
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     ?assertEqual(Refused, [Unknown(S) || S <- Odd]),
     %% Trimmed, an offset below everything is the first of both tiers.
     1 = ?LOG:trim(11, Log),

@@ -180,7 +180,7 @@ while_off(Fun) ->
     try
         Fun()
     after
-        ok = rabbitmq_stream_s3_host_osiris:attach()
+        ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped())
     end.
 
 woken() ->

@@ -1,6 +1,5 @@
 -module(rabbitmq_stream_s3_reader_stats_tests).
 -include_lib("eunit/include/eunit.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -define(LOG, stream_s3_test_log).
 -define(NIF, stream_s3_nif_double).
@@ -23,13 +22,13 @@ stats_test_() ->
 
 setup() ->
     ok = ?LOG:setup(),
-    [ets:new(T, [named_table, public]) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
     Cache = osiris_reader_context_cache,
     _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
     ok.
 
 cleanup(_) ->
-    [ets:delete(T) || T <- [?MANIFEST_CACHE, ?DIRS]],
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     ?LOG:cleanup(ok).
 
 %% A log of nine chunks, [0, 14) of it uploaded, that begins at 6; the caller is its member.
@@ -75,8 +74,8 @@ counters_of_a_member() ->
     _ = osiris_counters:new(Reader, ?FIELDS),
     Said = fun() -> maps:with([offset, first_offset], osiris_counters:overview(Name)) end,
     ?assertEqual(#{offset => 17, first_offset => 6}, Said()),
-    true = ets:insert(?DIRS, {{queue, Queue}, ?LOG:stream_id(Log)}),
-    Know = fun(Range) -> true = ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), Range}) end,
+    true = ets:insert(rabbitmq_stream_s3_manifest_members, {{queue, Queue}, ?LOG:stream_id(Log)}),
+    Know = fun(Range) -> true = ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), Range}) end,
     Know(pending),
     %% RabbitMQ keeps what it knew of the number of messages.
     ?assertEqual(#{offset => 17}, Said()),
@@ -103,9 +102,9 @@ fields_of_a_member() ->
             Name = {osiris_writer, Queue},
             _ = osiris_counters:new(Name, ?FIELDS),
             counters:put(osiris_counters:fetch(Name), 3, 2000),
-            true = ets:insert(?DIRS, {{queue, Queue}, ?LOG:stream_id(Log)}),
+            true = ets:insert(rabbitmq_stream_s3_manifest_members, {{queue, Queue}, ?LOG:stream_id(Log)}),
             Range = #{first_offset => 2, next_offset => 14, first_timestamp => 1000},
-            true = ets:insert(?MANIFEST_CACHE, {?LOG:stream_id(Log), Range}),
+            true = ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), Range}),
             Told = osiris_counters:counters(Name, [first_timestamp, segments]),
             ?assertEqual(#{first_timestamp => 1000, segments => 0}, Told),
             ?assertEqual(undefined, osiris_counters:counters({osiris_writer, nobody}, [offset])),
@@ -118,7 +117,7 @@ detached() ->
     {_, _} = trimmed("stats_detached"),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertMatch(#{first_chunk_id := 6}, osiris:get_stats(self())),
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     ?assertMatch(#{first_chunk_id := 0}, osiris:get_stats(self())).
 
 a_module_of_another_shape_is_left_alone_test() ->

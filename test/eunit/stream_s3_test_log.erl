@@ -24,7 +24,7 @@ setup() ->
     true = unlink(Gaps),
     {ok, Lookups} = rabbitmq_stream_s3_reader_lookup:start_link(),
     true = unlink(Lookups),
-    ok = rabbitmq_stream_s3_host_osiris:attach().
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()).
 
 cleanup(_) ->
     ok = rabbitmq_stream_s3_host_osiris:detach(),

@@ -179,7 +179,7 @@ stock(How, Spec, Options, Log) ->
     Reader0 = open(How, Spec, Options, Log),
     {Chunks, Reader} = all(Reader0),
     ok = close(Reader),
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     Chunks.
 
 %% Uploaded up to Next, all still local.

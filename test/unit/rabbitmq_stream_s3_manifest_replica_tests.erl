@@ -8,9 +8,10 @@
 -export([manifest_apply_edit/5]).
 %% A handler of the logger.
 -export([log/2]).
--export([get_consistent/1, list/0, evaluate_local_retention/1, stream_id/1]).
+-export([get_consistent/1, list/0, evaluate/2]).
 
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
+-define(CACHE, rabbitmq_stream_s3_manifest_cache).
 -define(ID, <<"stream">>).
 
 replica_test_() ->
@@ -70,7 +71,7 @@ patient(Tests) ->
         {manifest_apply_edit, 5}
     ]},
     {rabbitmq_stream_s3_db, [{get_consistent, 1}, {list, 0}]},
-    {rabbitmq_stream_s3_hooks, [{evaluate_local_retention, 1}, {stream_id, 1}]}
+    {rabbitmq_stream_s3_host_retention, [{evaluate, 2}]}
 ]).
 
 start() ->
@@ -159,10 +160,8 @@ list() ->
     tell(looked),
     {ok, Answer}.
 
-evaluate_local_retention(#{stream_id := StreamId, retention := Retention}) ->
-    tell({evaluated, ?REPLICA:range(StreamId), Retention}).
-
-stream_id(Name) -> list_to_binary(Name).
+evaluate(#{stream_id := StreamId, retention := Retention}, _Member) ->
+    tell({evaluated, ?CACHE:range(StreamId), Retention}).
 
 tell(What) ->
     [{test, Pid}] = ets:lookup(?MODULE, test),
@@ -191,8 +190,8 @@ marks_members() ->
     true = ets:insert(Cache, {self(), "/some/where", "name", shared, reference, fun(_) -> ok end}),
     ok = ?REPLICA:mark_members(),
     true = ets:delete(Cache),
-    ?assertEqual(pending, ?REPLICA:range(<<"name">>)),
-    ?assertEqual({ok, <<"name">>}, ?REPLICA:dir("/some/where")).
+    ?assertEqual(pending, ?CACHE:range(<<"name">>)),
+    ?assertEqual({ok, <<"name">>}, ?CACHE:dir("/some/where")).
 
 info(StreamId) ->
     #{
@@ -273,14 +272,14 @@ registers() ->
     store({ok, {1, 7, 5}}),
     _ = member(acceptor),
     {From, {1, 7, 5}} = asked(),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
-    ?assertEqual(1, ?REPLICA:pending()),
-    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
+    ?assertEqual(1, ?CACHE:pending()),
+    ?assertEqual({ok, ?ID}, ?CACHE:dir(<<"/nowhere/stream">>)),
     moved({1, 7, 5}),
     answer(From, {resolved, range({1, 7, 5})}),
     Range = range({1, 7, 5}),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
-    ?assertEqual(0, ?REPLICA:pending()),
+    ?assertEqual(0, ?CACHE:pending()),
     nothing_asked().
 
 %% The writer has not seen yet that its log goes on where the manifest ends.
@@ -292,7 +291,7 @@ unconfirmed() ->
     %% Of a log that this member's may not be any more.
     moved({1, 7, 5}, 0),
     nothing_asked(),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     moved({1, 7, 5}),
     Range = range({1, 7, 5}),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
@@ -306,7 +305,7 @@ confirmed_is_exact() ->
     moved({1, 8, 6}),
     answer(From, {resolved, range({1, 7, 5})}),
     {Next, {1, 8, 6}} = asked(),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     answer(Next, {resolved, range({1, 8, 6})}),
     Range = range({1, 8, 6}),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}).
@@ -326,7 +325,7 @@ store_down() ->
     _ = member(acceptor),
     wait({read, ?ID}),
     wait({read, ?ID}),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     store({ok, {1, 7, 5}}),
     answer({1, 7, 5}).
 
@@ -389,8 +388,8 @@ poisoned() ->
     answer(Bad, {error, corrupt, <<"not a root">>}),
     moved({1, 8, 6}),
     answer({1, 8, 6}),
-    ?assertEqual({ok, range({1, 8, 6})}, ?REPLICA:range(?ID)),
-    ?assertEqual(pending, ?REPLICA:range(Other)),
+    ?assertEqual({ok, range({1, 8, 6})}, ?CACHE:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(Other)),
     %% It is asked for again, for ever.
     receive
         {resolve, Second, Other, {1, 7, 5}} ->
@@ -423,7 +422,7 @@ applied(From, To) ->
     Range = range(To),
     wait({evaluated, {ok, Range}, [{max_bytes, 1}]}),
     nothing_asked(),
-    ?assertEqual({ok, Range}, ?REPLICA:range(?ID)).
+    ?assertEqual({ok, Range}, ?CACHE:range(?ID)).
 
 %% The announcement has led to a fetch.
 synced(To) ->
@@ -470,7 +469,7 @@ edit_of_an_old_writer() ->
     edit(?ID, {1, 7, 5}, {1, 8, 6}, 0, <<"good">>),
     nothing_asked(),
     not_tried(),
-    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+    ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)).
 
 edit_during_sync() ->
     _ = known({1, 7, 5}),
@@ -481,7 +480,7 @@ edit_during_sync() ->
     edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
     nothing_asked(),
     not_tried(),
-    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)),
     answer(From, {resolved, range({1, 8, 6})}),
     synced({1, 9, 7}).
 
@@ -501,8 +500,8 @@ edit_damaged() ->
         wait({edit, Other, {1, 7, 5}, {1, 8, 6}}),
         {From, {1, 8, 6}} = asked(),
         %% Nothing of it has reached a row.
-        ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
-        ?assertEqual({ok, range({1, 8, 6})}, ?REPLICA:range(Other)),
+        ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)),
+        ?assertEqual({ok, range({1, 8, 6})}, ?CACHE:range(Other)),
         answer(From, {resolved, range({1, 8, 6})}),
         edit({1, 8, 6}, {1, 9, 7}, <<"damaged">>),
         wait({edit, ?ID, {1, 8, 6}, {1, 9, 7}}),
@@ -561,7 +560,7 @@ edit_nowhere() ->
     edit({1, 8, 6}, {1, 9, 7}, <<"good">>),
     nothing_asked(),
     not_tried(),
-    ?assertEqual(none, ?REPLICA:range(?ID)).
+    ?assertEqual(none, ?CACHE:range(?ID)).
 
 look() ->
     _ = known({1, 7, 5}),
@@ -587,7 +586,7 @@ look_until_asked() ->
 take_back(Revision) ->
     gen_server:cast(?REPLICA, {pointer_taken_back, ?ID, Revision, 'writer@elsewhere'}),
     wait({reset, ?ID}),
-    ?assertEqual(pending, ?REPLICA:range(?ID)).
+    ?assertEqual(pending, ?CACHE:range(?ID)).
 
 taken_back() ->
     _ = known({1, 7, 5}),
@@ -596,13 +595,13 @@ taken_back() ->
     take_back(6),
     answer(From, {resolved, range({1, 8, 6})}),
     wait({reset, ?ID}),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     moved({2, 9, 7}),
     answer({2, 9, 7}),
     %% One that comes late.
     gen_server:cast(?REPLICA, {pointer_taken_back, ?ID, 6, 'writer@elsewhere'}),
     settle(),
-    ?assertEqual({ok, range({2, 9, 7})}, ?REPLICA:range(?ID)).
+    ?assertEqual({ok, range({2, 9, 7})}, ?CACHE:range(?ID)).
 
 taken_back_for_good() ->
     _ = known({1, 7, 5}),
@@ -614,20 +613,20 @@ taken_back_for_good() ->
 
 published() ->
     _ = known({1, 7, 5}),
-    ?assertEqual(ok, ?REPLICA:published(?ID, {1, 8, 6})),
+    ?assertEqual(ok, ?CACHE:published(?ID, {1, 8, 6})),
     {From, {1, 8, 6}} = asked(),
     answer(From, {resolved, range({1, 8, 6})}),
     %% The row waits for the writer, as ever.
     settle(),
-    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
-    ?assertEqual(ok, ?REPLICA:published(?ID, {1, 8, 6})),
+    ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)),
+    ?assertEqual(ok, ?CACHE:published(?ID, {1, 8, 6})),
     nothing_asked(),
-    ?assertEqual(ok, ?REPLICA:published(<<"of no member here">>, {1, 8, 6})).
+    ?assertEqual(ok, ?CACHE:published(<<"of no member here">>, {1, 8, 6})).
 
 published_taken_back() ->
     _ = known({1, 7, 5}),
     take_back(5),
-    ?assertEqual(taken_back, ?REPLICA:published(?ID, {1, 7, 5})),
+    ?assertEqual(taken_back, ?CACHE:published(?ID, {1, 7, 5})),
     wait({reset, ?ID}),
     nothing_asked().
 
@@ -645,13 +644,13 @@ down() ->
     Pid ! stop,
     wait({forgotten, ?ID}),
     settle(),
-    ?assertEqual(none, ?REPLICA:range(?ID)),
-    ?assertEqual(none, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    ?assertEqual(none, ?CACHE:range(?ID)),
+    ?assertEqual(none, ?CACHE:dir(<<"/nowhere/stream">>)),
     ?assertEqual({ok, #{}}, ?REPLICA:members()),
     answer(From, {resolved, range({1, 8, 6})}),
     moved({1, 9, 7}),
     nothing_asked(),
-    ?assertEqual(none, ?REPLICA:range(?ID)).
+    ?assertEqual(none, ?CACHE:range(?ID)).
 
 %% The next member opens its log before the end of the one before it is noticed.
 down_late() ->
@@ -663,8 +662,8 @@ down_late() ->
     wait_down(Monitor),
     settle(),
     ?assertEqual({ok, #{}}, ?REPLICA:members()),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
-    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)).
+    ?assertEqual(pending, ?CACHE:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?CACHE:dir(<<"/nowhere/stream">>)).
 
 wait_down(Monitor) ->
     receive
@@ -679,7 +678,7 @@ becomes_writer() ->
     answer(From, {resolved, range({1, 8, 6})}),
     moved({1, 9, 7}),
     nothing_asked(),
-    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)).
+    ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)).
 
 down_late_writer() ->
     Dead = member(writer),
@@ -687,13 +686,13 @@ down_late_writer() ->
     %% In its own process, as the hook does it; its registration comes later.
     ok = ?REPLICA:member_started(writer, <<"/nowhere/stream">>, ?ID),
     Range = range({2, 9, 7}),
-    ok = ?REPLICA:put(?ID, Range),
+    ok = ?CACHE:put(?ID, Range),
     Monitor = monitor(process, Dead),
     Dead ! stop,
     wait_down(Monitor),
     settle(),
-    ?assertEqual({ok, Range}, ?REPLICA:range(?ID)),
-    ?assertEqual({ok, ?ID}, ?REPLICA:dir(<<"/nowhere/stream">>)),
+    ?assertEqual({ok, Range}, ?CACHE:range(?ID)),
+    ?assertEqual({ok, ?ID}, ?CACHE:dir(<<"/nowhere/stream">>)),
     receive
         {forgotten, _} = Forgotten -> error(Forgotten)
     after 0 -> ok
@@ -702,11 +701,11 @@ down_late_writer() ->
 becomes_acceptor() ->
     store({ok, {2, 8, 6}}),
     _ = member(writer),
-    ok = ?REPLICA:put(?ID, range({1, 7, 5})),
+    ok = ?CACHE:put(?ID, range({1, 7, 5})),
     _ = member(acceptor),
     wait({reset, ?ID}),
     {From, {2, 8, 6}} = asked(),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     answer(From, {resolved, range({2, 8, 6})}).
 
 engine_opened() ->
@@ -718,7 +717,7 @@ engine_opened() ->
     ok = rabbitmq_stream_s3:set_engine(double),
     ok = ?REPLICA:engine_opened(),
     {From, {1, 8, 6}} = asked(),
-    ?assertEqual({ok, range({1, 7, 5})}, ?REPLICA:range(?ID)),
+    ?assertEqual({ok, range({1, 7, 5})}, ?CACHE:range(?ID)),
     answer(From, {resolved, range({1, 8, 6})}).
 
 bounded() ->
@@ -761,14 +760,14 @@ retention() ->
 announces() ->
     store(not_found),
     Nodes = [node(), 'nobody@nowhere'],
-    ok = ?REPLICA:ask_writer(?ID),
+    ok = rabbitmq_stream_s3_peers:ask_writer(?ID),
     gen_server:cast(?REPLICA, {pointer_wanted, ?ID, 'nobody@nowhere'}),
     settle(),
     From = {{1, 6, 4}, <<"edit">>},
-    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5}), none),
-    ok = ?REPLICA:announce(Nodes, ?ID, range({1, 7, 5}), From),
-    ok = ?REPLICA:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}, none),
-    ok = ?REPLICA:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}, none).
+    ok = rabbitmq_stream_s3_peers:announce(Nodes, ?ID, range({1, 7, 5}), none),
+    ok = rabbitmq_stream_s3_peers:announce(Nodes, ?ID, range({1, 7, 5}), From),
+    ok = rabbitmq_stream_s3_peers:announce(Nodes, ?ID, (range({1, 7, 5}))#{pointer := none}, none),
+    ok = rabbitmq_stream_s3_peers:announce(Nodes, ?ID, (range({0, 0, 0}))#{pointer := none}, none).
 
 many_end() ->
     true = ets:insert(?MODULE, {test, self()}),

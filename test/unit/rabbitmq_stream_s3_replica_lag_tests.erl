@@ -2,7 +2,6 @@
 -module(rabbitmq_stream_s3_replica_lag_tests).
 
 -include_lib("eunit/include/eunit.hrl").
--include("rabbitmq_stream_s3.hrl").
 
 -define(M, rabbitmq_stream_s3_replica_lag).
 -define(DIR, <<"/nowhere/lagging">>).
@@ -40,8 +39,8 @@ start() ->
     {ok, _} = application:ensure_all_started(seshat),
     ok = osiris_counters:init(),
     ok = settings(1_048_576, 3_600_000),
-    ?DIRS = ets:new(?DIRS, [named_table, public]),
-    true = ets:insert(?DIRS, [{?DIR, ?ID}, {{queue, a_queue}, ?ID}]),
+    rabbitmq_stream_s3_manifest_members = ets:new(rabbitmq_stream_s3_manifest_members, [named_table, public]),
+    true = ets:insert(rabbitmq_stream_s3_manifest_members, [{?DIR, ?ID}, {{queue, a_queue}, ?ID}]),
     {ok, Pid} = ?M:start_link(),
     true = unlink(Pid),
     Pid.
@@ -53,7 +52,7 @@ stop(Pid) ->
         {'DOWN', Monitor, _, _, _} -> ok
     end,
     [osiris_counters:delete(Id) || Id <- maps:keys(osiris_counters:overview())],
-    true = ets:delete(?DIRS),
+    true = ets:delete(rabbitmq_stream_s3_manifest_members),
     ok = rabbitmq_stream_s3_config:erase().
 
 settings(MaxBytes, MaxAge) ->
@@ -139,7 +138,7 @@ bytes() ->
     ?assertMatch(#{replica_lag_bytes := 800_000}, ?M:overview()),
     ?assertMatch(#{replica_lag_given_up := 1}, rabbitmq_stream_s3_counters:overview()),
     %% Another stream finds no room.
-    true = ets:insert(?DIRS, [{<<"/nowhere/other">>, <<"other">>}, {{queue, other_queue}, <<"other">>}]),
+    true = ets:insert(rabbitmq_stream_s3_manifest_members, [{<<"/nowhere/other">>, <<"other">>}, {{queue, other_queue}, <<"other">>}]),
     _ = replica(other_queue, 1, 0),
     ?assertEqual([0], ?M:trimmable(<<"/nowhere/other">>, [{0, 100}], Large)),
     ok = rabbitmq_stream_s3_counters:delete().

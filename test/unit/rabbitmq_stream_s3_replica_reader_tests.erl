@@ -273,7 +273,7 @@ busy() ->
 
 range() ->
     %% The evaluation that follows is one that the hooks have added to osiris.
-    ok = rabbitmq_stream_s3_host_osiris:attach(),
+    ok = rabbitmq_stream_s3_host_osiris:attach(rabbitmq_stream_s3_reader_stats:wrapped()),
     #{reader := Reader} = Open = open(),
     Range = #{
         first_offset => 0,
@@ -287,11 +287,11 @@ range() ->
     },
     ok = push(Open, {range, Range, {{3, 7, 0}, <<"edit">>}}),
     #{range := Range} = ?READER:status(Reader),
-    ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
-    ok = rabbitmq_stream_s3_manifest_replica:forget(?ID),
+    ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_cache:range(?ID)),
+    ok = rabbitmq_stream_s3_manifest_cache:forget(?ID),
     ok = ?READER:republish(Reader),
     #{range := Range} = ?READER:status(Reader),
-    ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_replica:range(?ID)),
+    ?assertEqual({ok, Range}, rabbitmq_stream_s3_manifest_cache:range(?ID)),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     normal = close(Open).
 
@@ -314,10 +314,10 @@ writer_ends() ->
 
 deleted() ->
     #{reader := Reader} = Open = open(),
-    ok = rabbitmq_stream_s3_manifest_replica:put(?ID, #{first_offset => 0}),
+    ok = rabbitmq_stream_s3_manifest_cache:put(?ID, #{first_offset => 0}),
     ok = push(Open, {stopped, deleted}),
     ?assertEqual(normal, ended(Reader)),
-    ?assertEqual(none, rabbitmq_stream_s3_manifest_replica:range(?ID)),
+    ?assertEqual(none, rabbitmq_stream_s3_manifest_cache:range(?ID)),
     receive
         {forgotten, StreamId} -> ?assertEqual(?ID, StreamId)
     after 5_000 -> error(not_forgotten)
