@@ -34,14 +34,11 @@ run(Test) ->
 
 setup() ->
     ok = ?LOG:setup(),
-    %% The tables that the shell's manifest replica owns.
-    ok = rabbitmq_stream_s3_manifest_cache:create(),
     true = register(rabbitmq_stream_s3_reconciler, self()).
 
 cleanup(_) ->
     _ = whereis(rabbitmq_stream_s3_reconciler) =/= undefined andalso
         unregister(rabbitmq_stream_s3_reconciler),
-    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     flush(),
     ?LOG:cleanup(ok).
 
@@ -74,11 +71,9 @@ a_new_writer_is_announced() ->
     _ = ?LOG:append(1, Log),
     ?assertEqual(0, osiris_log_shared:committed_chunk_id(Shared)),
     ?assertEqual(1, counters:get(Counter, 1)),
-    ?assertEqual([{StreamId, pending}], ets:tab2list(rabbitmq_stream_s3_manifest_cache)),
-    ?assertEqual(
-        [{list_to_binary(Dir), StreamId}, {{member, StreamId}, self()}],
-        lists:sort(fun({A, _}, {B, _}) -> is_binary(A) andalso is_tuple(B) end, ets:tab2list(rabbitmq_stream_s3_manifest_members))
-    ),
+    ?assertEqual([{StreamId, pending}], rabbitmq_stream_s3_manifest_cache:ranges()),
+    ?assertEqual({ok, StreamId}, rabbitmq_stream_s3_manifest_cache:dir(Dir)),
+    ?assertEqual({ok, self()}, rabbitmq_stream_s3_manifest_cache:member(StreamId)),
     ?assertEqual(pending, rabbitmq_stream_s3_nif:manifest_range(double, StreamId)).
 
 an_acceptor_is_announced() ->
@@ -86,10 +81,10 @@ an_acceptor_is_announced() ->
     {attach, writer, _, #{name := Name, dir := Dir}} = announced(),
     Config = #{name => Name, dir => Dir, epoch => 2, leader_pid => self()},
     StreamId = list_to_binary(Name),
-    true = ets:insert(rabbitmq_stream_s3_manifest_cache, {StreamId, #{first_offset => 0, next_offset => 4}}),
+    ok = rabbitmq_stream_s3_manifest_cache:put(StreamId, #{first_offset => 0, next_offset => 4}),
     _ = osiris_log:init_acceptor({0, 7}, [{1, 6}], Config),
     %% Its log may begin above what was known.
-    ?assertEqual([{StreamId, pending}], ets:lookup(rabbitmq_stream_s3_manifest_cache, StreamId)),
+    ?assertEqual(pending, rabbitmq_stream_s3_manifest_cache:range(StreamId)),
     {attach, acceptor, _, Info} = announced(),
     ?assertMatch(#{epoch := 2, leader_pid := _, shared := _, counter := _}, Info),
     ?assertEqual([0, 6], ?LOG:segments(Log)).
@@ -111,7 +106,7 @@ a_change_of_retention_is_announced() ->
 
 retention_trims_what_is_durable() ->
     Log = ?LOG:append(9, ?LOG:new("durable")),
-    ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 13}}),
+    ok = rabbitmq_stream_s3_manifest_cache:put(?LOG:stream_id(Log), #{first_offset => 0, next_offset => 13}),
     ?assertMatch({{12, 17}, _, 1}, osiris_log:evaluate_retention(?LOG:dir(Log), [{'fun', x}])),
     ?assertEqual([12], ?LOG:segments(Log)).
 
@@ -131,7 +126,7 @@ an_evaluation_moves_the_floor() ->
     try
         Log = ?LOG:append(9, ?LOG:new("floor")),
         {attach, writer, _, Info} = announced(),
-        ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}}),
+        ok = rabbitmq_stream_s3_manifest_cache:put(?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}),
         ?assertEqual(0, ?LOG:floor(Log)),
         ok = ?HOOKS:evaluate_local_retention(Info),
         %% It handles a batch newest first: the second answer comes after the evaluation.
@@ -172,12 +167,12 @@ tracking_looks_at_both_tiers() ->
     Firsts = fun() -> {osiris_log:first_offset(State), osiris_log:first_timestamp(State)} end,
     ?assertEqual({0, 0}, Firsts()),
     Range = #{first_offset => 10, next_offset => 40, first_timestamp => 1000},
-    ets:insert(rabbitmq_stream_s3_manifest_cache, {<<"tracking">>, Range}),
+    ok = rabbitmq_stream_s3_manifest_cache:put(<<"tracking">>, Range),
     ?assertEqual({10, 1000}, Firsts()),
-    ets:insert(rabbitmq_stream_s3_manifest_cache, {<<"tracking">>, Range#{first_offset := 40}}),
+    ok = rabbitmq_stream_s3_manifest_cache:put(<<"tracking">>, Range#{first_offset := 40}),
     ?assertEqual({50, 5000}, Firsts()),
     %% At the start of a node a log may open before anybody can be told of it.
-    ets:delete(rabbitmq_stream_s3_manifest_cache, <<"tracking">>),
+    ok = rabbitmq_stream_s3_manifest_cache:forget(<<"tracking">>),
     ?assertEqual({0, 0}, Firsts()),
     ok = rabbitmq_stream_s3_host_osiris:detach(),
     ?assertEqual({50, 5000}, Firsts()).

@@ -23,11 +23,9 @@ lost_log_test_() ->
 
 setup() ->
     ok = stream_s3_test_log:setup(),
-    ok = rabbitmq_stream_s3_manifest_cache:create(),
     ok.
 
 cleanup(_) ->
-    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     stream_s3_test_log:cleanup(ok).
 
 config(Epoch) ->

@@ -32,6 +32,8 @@ tests() ->
 
 setup() ->
     ok = ?READER:setup(),
+    %% It creates the tables.
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     {ok, Pid} = ?REPLICA:start_link(),
     true = unlink(Pid),
     ok.

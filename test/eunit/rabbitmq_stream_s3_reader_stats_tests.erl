@@ -22,13 +22,11 @@ stats_test_() ->
 
 setup() ->
     ok = ?LOG:setup(),
-    ok = rabbitmq_stream_s3_manifest_cache:create(),
     Cache = osiris_reader_context_cache,
     _ = [ets:new(Cache, [named_table, public]) || ets:whereis(Cache) =:= undefined],
     ok.
 
 cleanup(_) ->
-    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     ?LOG:cleanup(ok).
 
 %% A log of nine chunks, [0, 14) of it uploaded, that begins at 6; the caller is its member.
@@ -74,8 +72,8 @@ counters_of_a_member() ->
     _ = osiris_counters:new(Reader, ?FIELDS),
     Said = fun() -> maps:with([offset, first_offset], osiris_counters:overview(Name)) end,
     ?assertEqual(#{offset => 17, first_offset => 6}, Said()),
-    true = ets:insert(rabbitmq_stream_s3_manifest_members, {{queue, Queue}, ?LOG:stream_id(Log)}),
-    Know = fun(Range) -> true = ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), Range}) end,
+    ok = rabbitmq_stream_s3_manifest_cache:set_queue(Queue, ?LOG:stream_id(Log)),
+    Know = fun(Range) -> ok = rabbitmq_stream_s3_manifest_cache:put(?LOG:stream_id(Log), Range) end,
     Know(pending),
     %% RabbitMQ keeps what it knew of the number of messages.
     ?assertEqual(#{offset => 17}, Said()),
@@ -102,9 +100,9 @@ fields_of_a_member() ->
             Name = {osiris_writer, Queue},
             _ = osiris_counters:new(Name, ?FIELDS),
             counters:put(osiris_counters:fetch(Name), 3, 2000),
-            true = ets:insert(rabbitmq_stream_s3_manifest_members, {{queue, Queue}, ?LOG:stream_id(Log)}),
+            ok = rabbitmq_stream_s3_manifest_cache:set_queue(Queue, ?LOG:stream_id(Log)),
             Range = #{first_offset => 2, next_offset => 14, first_timestamp => 1000},
-            true = ets:insert(rabbitmq_stream_s3_manifest_cache, {?LOG:stream_id(Log), Range}),
+            ok = rabbitmq_stream_s3_manifest_cache:put(?LOG:stream_id(Log), Range),
             Told = osiris_counters:counters(Name, [first_timestamp, segments]),
             ?assertEqual(#{first_timestamp => 1000, segments => 0}, Told),
             ?assertEqual(undefined, osiris_counters:counters({osiris_writer, nobody}, [offset])),

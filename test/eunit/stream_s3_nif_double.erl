@@ -13,7 +13,7 @@
 -export([persist/3, quorum/1, quorum_reads/1, written_here/1, unreadable/3]).
 -export([durable/2, durable_end/2]).
 -export([get_consistent/1, manifest_resolve/5, manifest_forget/2]).
--export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, route/5]).
+-export([manifest_mark_pending/2, manifest_reset/2, manifest_range/2, route/5, continue_at/5]).
 -export([reader_open/5, reader_read/2, reader_close/1, chunk_entries/5]).
 
 -define(TABLE, ?MODULE).
@@ -31,6 +31,7 @@ load() ->
         {manifest_range, 2},
         {manifest_resolve, 5},
         {route, 5},
+        {continue_at, 5},
         {reader_open, 5},
         {reader_read, 2},
         {reader_close, 1},
@@ -205,10 +206,62 @@ manifest_range(_, StreamId) ->
         [{_, {First, Next}, _}] -> {ok, First, Next}
     end.
 
-route(_, StreamId, Spec, LocalFirst, LocalNext) ->
+%% As tiering_core::route, which has the properties proven.
+route(undefined, _, Spec, {LocalFirst, LocalNext}, _) ->
+    without_manifest(Spec, LocalFirst, LocalNext);
+route(_, StreamId, Spec, {LocalFirst, LocalNext}, Gap) ->
+    case manifest_range(double, StreamId) of
+        {ok, _, RemoteNext} ->
+            Route = by_manifest(StreamId, Spec, LocalFirst, LocalNext),
+            IsOpen =
+                Gap =:= unproven andalso element(1, Route) =/= remote andalso
+                    leads_below(Spec, LocalFirst) andalso RemoteNext < LocalFirst,
+            case IsOpen of
+                true -> unproven_gap;
+                false -> Route
+            end;
+        _ ->
+            without_manifest(Spec, LocalFirst, LocalNext)
+    end.
+
+leads_below(last, _) -> false;
+leads_below(next, _) -> false;
+leads_below({offset, N}, First) -> N < First;
+leads_below({abs, N}, First) -> N < First;
+leads_below(first, _) -> true;
+leads_below({timestamp, _}, _) -> true.
+
+without_manifest(last, _, _) -> {local, last};
+without_manifest(next, _, _) -> {local, next};
+without_manifest({offset, N}, First, _) when First >= 0, N >= First -> {local, {offset, N}};
+without_manifest({abs, N}, First, Next) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
+without_manifest(first, 0, _) -> {local, first};
+without_manifest({timestamp, _} = Spec, 0, _) -> {local, Spec};
+without_manifest(_, _, _) -> unknown.
+
+%% As tiering_core::route::continue_at.
+continue_at(_, _, Next, LocalFirst, _) when LocalFirst >= 0, LocalFirst =< Next ->
+    local;
+continue_at(undefined, _, _, _, _) ->
+    unknown;
+continue_at(_, StreamId, Next, LocalFirst, Gap) ->
+    case manifest_range(double, StreamId) of
+        {ok, First, RemoteNext} when LocalFirst < 0, First =< Next, Next < RemoteNext ->
+            {remote, Next};
+        {ok, _, _} when LocalFirst < 0 ->
+            unknown;
+        {ok, First, RemoteNext} when max(First, Next) < RemoteNext, max(First, Next) < LocalFirst ->
+            {remote, max(First, Next)};
+        {ok, First, _} when First >= LocalFirst; Gap =:= certain ->
+            local;
+        {ok, _, _} ->
+            unproven_gap;
+        _ ->
+            unknown
+    end.
+
+by_manifest(StreamId, Spec, LocalFirst, LocalNext) ->
     case {manifest_range(double, StreamId), Spec} of
-        {pending, _} -> pending;
-        {none, _} -> pending;
         {_, last} -> {local, last};
         {_, next} -> {local, next};
         {_, {offset, N}} when LocalFirst >= 0, N >= LocalFirst -> {local, Spec};
@@ -227,7 +280,7 @@ route({offset, _}, _, _, _, _, _) ->
     {local, first};
 route({abs, N}, First, Next, LocalFirst, LocalNext, StreamId) ->
     case N >= First andalso N < max(Next, LocalNext) of
-        true -> route(double, StreamId, {offset, N}, LocalFirst, LocalNext);
+        true -> by_manifest(StreamId, {offset, N}, LocalFirst, LocalNext);
         false -> {error, {offset_out_of_range, {First, max(Next, LocalNext) - 1}}}
     end;
 route({timestamp, Ts}, First, Next, _, _, StreamId) ->

@@ -3,7 +3,7 @@
 
 -export([setup/0, cleanup/1, new/1, new/2, append/2, append/4, append_at/2, commit/1, context/2]).
 -export([log/4]).
--export([gap_is_certain/1]).
+-export([gap_is_certain/1, gap_is_certain/2]).
 -export([dir/1, stream_id/1, floor/1, segments/1, chunks/1, trim/2, delete_files/2, empty_at/2]).
 -export([roll/2, unroll/2]).
 
@@ -20,6 +20,7 @@ setup() ->
     ok = osiris_counters:init(),
     ok = application:set_env(osiris, max_segment_size_chunks, ?SEGMENT_CHUNKS),
     ok = stream_s3_nif_double:load(),
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
     {ok, Gaps} = rabbitmq_stream_s3_reader_gap:start_link(),
     true = unlink(Gaps),
     {ok, Lookups} = rabbitmq_stream_s3_reader_lookup:start_link(),
@@ -31,6 +32,7 @@ cleanup(_) ->
     ok = application:unset_env(osiris, max_segment_size_chunks),
     ok = gen_server:stop(rabbitmq_stream_s3_reader_gap),
     ok = gen_server:stop(rabbitmq_stream_s3_reader_lookup),
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     stream_s3_nif_double:unload().
 
 new(Name) ->
@@ -99,10 +101,36 @@ context(Options, #log{dir = Dir, name = Name, shared = Shared}) ->
 
 reference(Name) -> {resource, <<"/">>, queue, list_to_binary(Name)}.
 
-%% What a reader that waits for it waits for.
+%% Asks as a reader does, and waits until the workers that this has started are done.
 gap_is_certain(Log) ->
-    Deadline = erlang:monotonic_time(millisecond) + 60_000,
-    rabbitmq_stream_s3_reader_gap:await(stream_id(Log), floor(Log), Deadline).
+    gap_is_certain(stream_id(Log), floor(Log)).
+
+gap_is_certain(StreamId, Floor) ->
+    case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, Floor) of
+        true -> ok;
+        false -> proven(StreamId, Floor)
+    end.
+
+proven(StreamId, Floor) ->
+    Gap = whereis(rabbitmq_stream_s3_reader_gap),
+    %% It has handled what was asked before.
+    _ = sys:get_state(Gap),
+    {monitors, Workers} = process_info(Gap, monitors),
+    Monitors = [monitor(process, Pid) || {process, Pid} <- Workers],
+    [
+        receive
+            {'DOWN', Monitor, _, _, _} -> ok
+        after 60_000 -> error(worker_does_not_end)
+        end
+     || Monitor <- Monitors
+    ],
+    _ = sys:get_state(Gap),
+    case rabbitmq_stream_s3_manifest_cache:gap_floor(StreamId) of
+        {ok, Floor} -> ok;
+        %% There is more in its queue.
+        _ when Workers =/= [] -> proven(StreamId, Floor);
+        _ -> {error, unavailable}
+    end.
 
 %% The logger of osiris.
 log(_, _, _, _) -> ok.
@@ -177,4 +205,4 @@ file(Offset, Extension, #log{dir = Dir}) ->
     filename:join(Dir, io_lib:format("~20..0b.~s", [Offset, Extension])).
 
 delete_files(RemoteNext, #log{dir = Dir}) ->
-    rabbitmq_stream_s3_host_retention:trim(Dir, RemoteNext).
+    rabbitmq_stream_s3_host_retention:trim(Dir, RemoteNext, fun(Segments, _) -> [First || {First, _} <- Segments] end).

@@ -86,7 +86,7 @@ gone(StreamIds) ->
 
 %% The pause before the store is asked is not waited for.
 delete_stream(StreamId) ->
-    ok = ?LISTER:delete_stream(StreamId),
+    ok = rabbitmq_stream_s3_peers:delete_stream(StreamId),
     ?LISTER ! ask,
     ok.
 
@@ -214,7 +214,7 @@ kept() ->
     [_] = put_objects(<<"kept">>, 1),
     [A] = put_objects(<<"gone">>, 1),
     true = ets:insert(?MODULE, {{kept, <<"kept">>}, x}),
-    ok = ?LISTER:delete_stream(<<"kept">>),
+    ok = rabbitmq_stream_s3_peers:delete_stream(<<"kept">>),
     ok = delete_stream(<<"gone">>),
     ?assertEqual({list, <<"gone">>, start}, next()),
     ?assertEqual({delete, [A]}, next()),
@@ -231,7 +231,7 @@ silent() ->
     Lister = whereis(?LISTER),
     1 = erlang:trace(Lister, true, [call]),
     _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
-    ok = ?LISTER:delete_stream(<<"s">>),
+    ok = rabbitmq_stream_s3_peers:delete_stream(<<"s">>),
     ok = asks_again(Lister, 1_000),
     Lister ! ask,
     ok = asks_again(Lister, 10_000),

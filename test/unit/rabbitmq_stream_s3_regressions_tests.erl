@@ -4,6 +4,7 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -define(REPLICA, rabbitmq_stream_s3_manifest_replica).
+-define(CACHE, rabbitmq_stream_s3_manifest_cache).
 -define(ID, <<"stream">>).
 -define(RANGE, #{first => 0, next => 10, revision => 1}).
 
@@ -30,7 +31,7 @@ member() ->
         end
     end),
     Info = #{stream_id => ?ID, dir => "/dir"},
-    ok = ?REPLICA:register_dir("/dir", ?ID),
+    ok = ?CACHE:set_dir("/dir", ?ID),
     ok = ?REPLICA:register_member(writer, Pid, Info),
     {ok, #{?ID := {writer, Pid, _}}} = ?REPLICA:members(),
     Pid.
@@ -54,29 +55,29 @@ until_forgotten(Left) ->
 
 gone_with_its_member() ->
     Pid = member(),
-    ok = ?REPLICA:put(?ID, ?RANGE),
-    ?assertMatch({ok, _}, ?REPLICA:range(?ID)),
+    ok = ?CACHE:put(?ID, ?RANGE),
+    ?assertMatch({ok, _}, ?CACHE:range(?ID)),
     ok = ends(Pid),
-    ?assertEqual(none, ?REPLICA:range(?ID)),
-    ?assertEqual([], ?REPLICA:streams()),
+    ?assertEqual(none, ?CACHE:range(?ID)),
+    ?assertEqual([], ?CACHE:streams()),
     {monitors, Monitors} = process_info(whereis(?REPLICA), monitors),
     ?assertEqual([], Monitors).
 
 said_too_late() ->
     ok = ends(member()),
-    ok = ?REPLICA:put(?ID, ?RANGE),
+    ok = ?CACHE:put(?ID, ?RANGE),
     ok = ends(member()),
-    ?assertEqual([], ?REPLICA:streams()).
+    ?assertEqual([], ?CACHE:streams()).
 
 pending() ->
-    ?assertEqual(none, ?REPLICA:range(?ID)),
-    ok = ?REPLICA:mark_pending(?ID),
-    ?assertEqual(pending, ?REPLICA:range(?ID)),
+    ?assertEqual(none, ?CACHE:range(?ID)),
+    ok = ?CACHE:mark_pending(?ID),
+    ?assertEqual(pending, ?CACHE:range(?ID)),
     Empty = #{first => 0, next => 0, revision => 0},
-    ok = ?REPLICA:put(?ID, Empty),
-    ?assertEqual({ok, Empty}, ?REPLICA:range(?ID)),
+    ok = ?CACHE:put(?ID, Empty),
+    ?assertEqual({ok, Empty}, ?CACHE:range(?ID)),
     %% Another attempt to attach does not take back what is known.
-    ok = ?REPLICA:mark_pending(?ID),
-    ?assertEqual({ok, Empty}, ?REPLICA:range(?ID)),
-    ok = ?REPLICA:forget(?ID),
-    ?assertEqual(none, ?REPLICA:range(?ID)).
+    ok = ?CACHE:mark_pending(?ID),
+    ?assertEqual({ok, Empty}, ?CACHE:range(?ID)),
+    ok = ?CACHE:forget(?ID),
+    ?assertEqual(none, ?CACHE:range(?ID)).

@@ -4,7 +4,6 @@
 -include_lib("eunit/include/eunit.hrl").
 
 -define(M, rabbitmq_stream_s3_replica_lag).
--define(DIR, <<"/nowhere/lagging">>).
 -define(ID, <<"lagging">>).
 -define(SEGMENTS, [{0, 100}, {100, 200}, {200, 300}]).
 
@@ -39,8 +38,8 @@ start() ->
     {ok, _} = application:ensure_all_started(seshat),
     ok = osiris_counters:init(),
     ok = settings(1_048_576, 3_600_000),
-    rabbitmq_stream_s3_manifest_members = ets:new(rabbitmq_stream_s3_manifest_members, [named_table, public]),
-    true = ets:insert(rabbitmq_stream_s3_manifest_members, [{?DIR, ?ID}, {{queue, a_queue}, ?ID}]),
+    ok = rabbitmq_stream_s3_manifest_cache:create(),
+    ok = rabbitmq_stream_s3_manifest_cache:set_queue(a_queue, ?ID),
     {ok, Pid} = ?M:start_link(),
     true = unlink(Pid),
     Pid.
@@ -52,7 +51,7 @@ stop(Pid) ->
         {'DOWN', Monitor, _, _, _} -> ok
     end,
     [osiris_counters:delete(Id) || Id <- maps:keys(osiris_counters:overview())],
-    true = ets:delete(rabbitmq_stream_s3_manifest_members),
+    ok = rabbitmq_stream_s3_manifest_cache:delete(),
     ok = rabbitmq_stream_s3_config:erase().
 
 settings(MaxBytes, MaxAge) ->
@@ -76,7 +75,7 @@ trimmable() ->
     trimmable(?SEGMENTS).
 
 trimmable(Segments) ->
-    ?M:trimmable(?DIR, Segments, fun(_Offset) -> 300_000 end).
+    ?M:trimmable(?ID, Segments, fun(_Offset) -> 300_000 end).
 
 no_replica() ->
     ?assertEqual([0, 100, 200], trimmable()),
@@ -134,13 +133,13 @@ bytes() ->
     ok = rabbitmq_stream_s3_counters:init(),
     _ = replica(1, 0),
     Large = fun(_) -> 400_000 end,
-    ?assertEqual([0], ?M:trimmable(?DIR, ?SEGMENTS, Large)),
+    ?assertEqual([0], ?M:trimmable(?ID, ?SEGMENTS, Large)),
     ?assertMatch(#{replica_lag_bytes := 800_000}, ?M:overview()),
     ?assertMatch(#{replica_lag_given_up := 1}, rabbitmq_stream_s3_counters:overview()),
     %% Another stream finds no room.
-    true = ets:insert(rabbitmq_stream_s3_manifest_members, [{<<"/nowhere/other">>, <<"other">>}, {{queue, other_queue}, <<"other">>}]),
+    ok = rabbitmq_stream_s3_manifest_cache:set_queue(other_queue, <<"other">>),
     _ = replica(other_queue, 1, 0),
-    ?assertEqual([0], ?M:trimmable(<<"/nowhere/other">>, [{0, 100}], Large)),
+    ?assertEqual([0], ?M:trimmable(<<"other">>, [{0, 100}], Large)),
     ok = rabbitmq_stream_s3_counters:delete().
 
 age() ->
