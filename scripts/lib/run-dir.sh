@@ -1,5 +1,5 @@
 # A run folder: what the nodes of one run share (ports, epmd, cookie), and how their processes are found again.
-# Sourced after common.sh with DIR set. Owns port blocks, pid files and signals; knows nothing about RabbitMQ's config.
+# Usage: DIR=...; . scripts/lib/common.sh; . scripts/lib/run-dir.sh. Owns port blocks, pid files and signals; knows nothing about RabbitMQ's config.
 #
 #   DIR/base-port           first port of this run's block; +0 is epmd, node I has +20+10*I ...
 #   DIR/home/.erlang.cookie cookie of this run
