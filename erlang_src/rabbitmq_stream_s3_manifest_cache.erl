@@ -34,8 +34,7 @@ node writes rabbitmq_stream_s3_replica_reader).
 -define(TABLES, [?MANIFESTS, ?MEMBERS, ?PROOFS]).
 %% The proofs are a cache: beyond this it starts anew.
 -define(PROOFS_MAX, 10_000).
-%% The process that fills the cache, and how long a caller waits for it.
--define(FILLER, rabbitmq_stream_s3_manifest_replica).
+%% How long a caller waits for the process that fills the cache.
 -define(CALL_MS, 5_000).
 
 -doc "Creates the tables, owned by the calling process.".
@@ -213,7 +212,7 @@ drop_proofs(StreamId) ->
 -doc "A consumer waits for the manifest of this stream: it comes before those that nobody waits for.".
 -spec wanted(stream_id()) -> ok.
 wanted(StreamId) ->
-    gen_server:cast(?FILLER, {wanted, StreamId}).
+    gen_server:cast(rabbitmq_stream_s3_manifest_replica, {wanted, StreamId}).
 
 -doc """
 The caller has had the engine publish the manifest that this pointer names. `taken_back`: the writer has
@@ -223,7 +222,7 @@ withdrawn it meanwhile, so the manifest has been reset.
     ok | taken_back | {error, unavailable}.
 published(StreamId, Pointer) ->
     try
-        gen_server:call(?FILLER, {published, StreamId, Pointer}, ?CALL_MS)
+        gen_server:call(rabbitmq_stream_s3_manifest_replica, {published, StreamId, Pointer}, ?CALL_MS)
     catch
         exit:_ -> {error, unavailable}
     end.

@@ -26,38 +26,36 @@ Owns the shapes, and the sending. Does not own what a receiver does with a messa
 
 -type stream_id() :: rabbitmq_stream_s3:stream_id().
 -type pointer() :: rabbitmq_stream_s3:pointer().
+-type edit() :: rabbitmq_stream_s3_nif:edit_from().
 -type received() ::
     {manifest_edit, stream_id(), From :: pointer(), To :: pointer(), osiris:epoch(), binary()}
     | {pointer_moved, stream_id(), pointer(), osiris:epoch()}
     | {pointer_taken_back, stream_id(), Revision :: pos_integer()}
     | {pointer_wanted, stream_id(), node()}.
 
--define(MANIFESTS, rabbitmq_stream_s3_manifest_replica).
--define(LISTER, rabbitmq_stream_s3_lister).
--define(MEMBERSHIP, rabbitmq_stream_s3_membership_reconciliation).
 
 -doc "The writer of a stream here tells the nodes of its replicas what it has persisted.".
--spec announce(
-    [node()], stream_id(), rabbitmq_stream_s3:range(), rabbitmq_stream_s3_nif:edit_from()
-) -> ok.
+-spec announce([node()], stream_id(), rabbitmq_stream_s3:range(), edit()) -> ok.
 announce(Nodes, StreamId, Range, Edit) ->
     %% The edit first: a node that could apply it has no need of the pointer.
     case edit(StreamId, Range, Edit) of
         none -> ok;
-        Change -> rabbitmq_stream_s3_counters:add(manifest_edits_sent, send(?MANIFESTS, Nodes, Change))
+        Change ->
+            Count = send(rabbitmq_stream_s3_manifest_replica, Nodes, Change),
+            rabbitmq_stream_s3_counters:add(manifest_edits_sent, Count)
     end,
     case announcement(StreamId, Range) of
         none ->
             ok;
         Message ->
-            _ = send(?MANIFESTS, Nodes, Message),
+            _ = send(rabbitmq_stream_s3_manifest_replica, Nodes, Message),
             ok
     end.
 
 -doc "Asks for an announcement, whichever node the writer is on.".
 -spec ask_writer(stream_id()) -> ok.
 ask_writer(StreamId) ->
-    _ = send(?MANIFESTS, nodes(), {pointer_wanted, StreamId, node()}),
+    _ = send(rabbitmq_stream_s3_manifest_replica, nodes(), {pointer_wanted, StreamId, node()}),
     ok.
 
 -doc "What another node has sent to the process that knows the manifests; `unknown` is not for it.".
@@ -79,9 +77,9 @@ nodes at it do no harm.
 """.
 -spec delete_stream(stream_id()) -> ok.
 delete_stream(StreamId) ->
-    case whereis(?LISTER) of
+    case whereis(rabbitmq_stream_s3_lister) of
         undefined ->
-            _ = send(?LISTER, nodes(), {delete_stream, StreamId}),
+            _ = send(rabbitmq_stream_s3_lister, nodes(), {delete_stream, StreamId}),
             ok;
         Pid ->
             gen_server:cast(Pid, {delete_stream, StreamId})
@@ -90,7 +88,7 @@ delete_stream(StreamId) ->
 -doc "Has the members of all streams looked over, by this process and its like on all other nodes.".
 -spec trigger_membership(pid(), Reason :: term()) -> ok.
 trigger_membership(Server, Reason) ->
-    _ = send(?MEMBERSHIP, nodes(), {trigger, Reason}),
+    _ = send(rabbitmq_stream_s3_membership_reconciliation, nodes(), {trigger, Reason}),
     gen_server:cast(Server, {trigger, Reason}).
 
 edit(StreamId, #{pointer := {_, _, _} = To, epoch := WriterEpoch}, {From, Edit}) ->

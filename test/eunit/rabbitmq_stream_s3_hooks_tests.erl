@@ -128,7 +128,7 @@ an_evaluation_moves_the_floor() ->
         {attach, writer, _, Info} = announced(),
         ok = rabbitmq_stream_s3_manifest_cache:put(?LOG:stream_id(Log), #{first_offset => 0, next_offset => 12}),
         ?assertEqual(0, ?LOG:floor(Log)),
-        ok = ?HOOKS:evaluate_local_retention(Info),
+        ok = rabbitmq_stream_s3_host_retention:evaluate(Info, none),
         %% It handles a batch newest first: the second answer comes after the evaluation.
         [ok, ok] = [gen_batch_server:call(osiris_retention, sync) || _ <- [1, 2]],
         ?assertEqual(12, ?LOG:floor(Log)),
@@ -150,7 +150,10 @@ an_evaluation_is_in_the_name_of_the_member() ->
     end),
     true = register(osiris_retention, Retention),
     Monitor = monitor(process, Retention),
-    _ = spawn_link(fun() -> ok = ?HOOKS:evaluate_local_retention(Info) end),
+    #{stream_id := StreamId} = Info,
+    Opener = rabbitmq_stream_s3_manifest_cache:member(StreamId),
+    ?assertEqual({ok, Member}, Opener),
+    _ = spawn_link(fun() -> ok = rabbitmq_stream_s3_host_retention:evaluate(Info, Opener) end),
     receive
         {'DOWN', Monitor, process, Retention, _} -> ok
     end,

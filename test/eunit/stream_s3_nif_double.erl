@@ -23,8 +23,9 @@ load() ->
     ?TABLE = ets:new(?TABLE, [named_table, public]),
     true = ets:insert(?TABLE, {opens, 0}),
     persistent_term:put({rabbitmq_stream_s3, engine}, double),
-    ok = load(rabbitmq_stream_s3_db, [{get_consistent, 1}, {durable_end, 2}]),
-    load(rabbitmq_stream_s3_nif, [
+    Store = [{get_consistent, 1}, {durable_end, 2}],
+    ok = stream_s3_double:load(rabbitmq_stream_s3_db, Store, ?MODULE),
+    Functions = [
         {manifest_mark_pending, 2},
         {manifest_reset, 2},
         {manifest_forget, 2},
@@ -36,38 +37,12 @@ load() ->
         {reader_read, 2},
         {reader_close, 1},
         {chunk_entries, 5}
-    ]).
-
-load(Name, Exports) ->
-    Text = [
-        io_lib:format("-module(~s).\n", [Name]),
-        [io_lib:format("-export([~s/~b]).\n", [F, A]) || {F, A} <- Exports],
-        [delegate(F, A) || {F, A} <- Exports]
     ],
-    Forms = [parse(L) || L <- string:split(lists:flatten(Text), "\n", all), L =/= ""],
-    {ok, Module, Binary} = compile:forms(Forms),
-    {module, Module} = code:load_binary(Module, "stream_s3_nif_double", Binary),
-    ok.
-
-delegate(F, A) ->
-    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
-    io_lib:format("~s(~s) -> ~s:~s(~s).\n", [F, Args, ?MODULE, F, Args]).
-
-parse(Line) ->
-    {ok, Tokens, _} = erl_scan:string(Line),
-    {ok, Form} = erl_parse:parse_form(Tokens),
-    Form.
+    stream_s3_double:load(rabbitmq_stream_s3_nif, Functions, ?MODULE).
 
 unload() ->
     _ = persistent_term:erase({rabbitmq_stream_s3, engine}),
-    lists:foreach(
-        fun(Module) ->
-            _ = code:purge(Module),
-            _ = code:delete(Module),
-            _ = code:purge(Module)
-        end,
-        [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]
-    ),
+    lists:foreach(fun stream_s3_double:unload/1, [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]),
     true = ets:delete(?TABLE),
     ok.
 

@@ -39,44 +39,15 @@ start() ->
 stop(Pids) ->
     [ok = gen_server:stop(Pid) || Pid <- Pids],
     ok = rabbitmq_stream_s3:erase_engine(),
-    lists:foreach(
-        fun(Module) ->
-            %% The module itself may have been loaded by another test.
-            _ = code:purge(Module),
-            true = code:delete(Module),
-            _ = code:purge(Module)
-        end,
-        [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]
-    ),
+    lists:foreach(fun stream_s3_double:unload/1, [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]),
     true = ets:delete(?MODULE).
 
 %% Functions of other modules, delegated to here: {object, Key} rows, pages of two.
 load_double() ->
-    ok = load_double(rabbitmq_stream_s3_nif, [{list_objects, 5}, {delete_objects, 4}]),
-    ok = load_double(rabbitmq_stream_s3_db, [{gone, 1}]).
-
-load_double(Name, Functions) ->
-    Delegate = fun({Function, Arity}) ->
-        Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, Arity)]),
-        io_lib:format("~s(~s) -> ~s:~s(~s).", [Function, Args, ?MODULE, Function, Args])
-    end,
-    Exports = [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions],
-    Lines = [
-        io_lib:format("-module(~s).", [Name])
-        | Exports ++ [Delegate(Function) || Function <- Functions]
-    ],
-    Forms = [
-        begin
-            {ok, Tokens, _} = erl_scan:string(lists:flatten(Line)),
-            {ok, Form} = erl_parse:parse_form(Tokens),
-            Form
-        end
-     || Line <- Lines
-    ],
-    {ok, Module, Binary} = compile:forms(Forms),
-    _ = code:purge(Module),
-    {module, Module} = code:load_binary(Module, "double", Binary),
-    ok.
+    ok = stream_s3_double:load(
+        rabbitmq_stream_s3_nif, [{list_objects, 5}, {delete_objects, 4}], ?MODULE
+    ),
+    ok = stream_s3_double:load(rabbitmq_stream_s3_db, [{gone, 1}], ?MODULE).
 
 gone(StreamIds) ->
     case ets:take(?MODULE, silent) of

@@ -76,7 +76,7 @@ patient(Tests) ->
 
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public]),
-    [load_double(Module, Functions) || {Module, Functions} <- ?DOUBLES],
+    [stream_s3_double:load(Module, Functions, ?MODULE) || {Module, Functions} <- ?DOUBLES],
     ok = rabbitmq_stream_s3:set_engine(double),
     {ok, Pid} = ?REPLICA:start_link(),
     true = unlink(Pid),
@@ -89,41 +89,8 @@ stop(Pid) ->
         {'DOWN', Monitor, _, _, _} -> ok
     end,
     ok = rabbitmq_stream_s3:erase_engine(),
-    [
-        begin
-            %% The module itself may have been loaded by another test.
-            _ = code:purge(Module),
-            true = code:delete(Module),
-            code:purge(Module)
-        end
-     || {Module, _} <- ?DOUBLES
-    ],
+    [stream_s3_double:unload(Module) || {Module, _} <- ?DOUBLES],
     true = ets:delete(?MODULE).
-
-load_double(Module, Functions) ->
-    Lines = [
-        io_lib:format("-module(~s).", [Module])
-        | [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions] ++
-            [
-                begin
-                    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
-                    io_lib:format("~s(~s) -> ~s:~s(~s).", [F, Args, ?MODULE, F, Args])
-                end
-             || {F, A} <- Functions
-            ]
-    ],
-    Forms = [
-        begin
-            {ok, Tokens, _} = erl_scan:string(lists:flatten(Line)),
-            {ok, Form} = erl_parse:parse_form(Tokens),
-            Form
-        end
-     || Line <- Lines
-    ],
-    {ok, Module, Binary} = compile:forms(Forms),
-    _ = code:purge(Module),
-    {module, Module} = code:load_binary(Module, "double", Binary),
-    ok.
 
 %% The doubles -------------------------------------------------------------------------------------
 

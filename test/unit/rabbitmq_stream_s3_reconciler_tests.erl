@@ -115,7 +115,7 @@ survives(Replica, _Member) ->
     ?assertEqual(Reconciler, whereis(?RECONCILER)).
 
 looks_once(_Replica, Member) ->
-    ok = load_double(rabbitmq_stream_s3_replica_reader_sup, [{start_reader, 2}]),
+    ok = stream_s3_double:load(rabbitmq_stream_s3_replica_reader_sup, [{start_reader, 2}], ?MODULE),
     true = ets:insert(?MODULE, {readers, 0}),
     true = register(rabbitmq_stream_s3_membership_reconciliation, self()),
     Reconciler = start_reconciler(),
@@ -139,7 +139,7 @@ looks_once(_Replica, Member) ->
     end,
     ?assertEqual(1, ets:lookup_element(?MODULE, readers, 2)),
     true = unregister(rabbitmq_stream_s3_membership_reconciliation),
-    ok = unload(rabbitmq_stream_s3_replica_reader_sup).
+    ok = stream_s3_double:unload(rabbitmq_stream_s3_replica_reader_sup).
 
 start_reader(Writer, #{stream_id := StreamId}) ->
     _ = ets:update_counter(?MODULE, readers, 1),
@@ -150,8 +150,8 @@ start_reader(Writer, #{stream_id := StreamId}) ->
 %% The node's records of queues are still being read: the first look-up finds none.
 unknown_retention(Replica, Member) ->
     QName = #resource{virtual_host = <<"/">>, kind = queue, name = <<"name">>},
-    ok = load_double(rabbit_amqqueue, [{lookup, 1}]),
-    ok = load_double(rabbit_stream_queue, [{update_stream_conf, 2}]),
+    ok = stream_s3_double:load(rabbit_amqqueue, [{lookup, 1}], ?MODULE),
+    ok = stream_s3_double:load(rabbit_stream_queue, [{update_stream_conf, 2}], ?MODULE),
     true = ets:insert(?MODULE, {lookups, 0}),
     true = has_log(Member, QName),
     1 = erlang:trace(Replica, true, ['receive']),
@@ -160,8 +160,8 @@ unknown_retention(Replica, Member) ->
     {ok, #{<<"name">> := {acceptor, Member, Info}}} = ?REPLICA:members(),
     ?assertMatch(#{retention := [{max_bytes, 7}]}, Info),
     ?assertEqual(2, ets:lookup_element(?MODULE, lookups, 2)),
-    ok = unload(rabbit_amqqueue),
-    ok = unload(rabbit_stream_queue).
+    ok = stream_s3_double:unload(rabbit_amqqueue),
+    ok = stream_s3_double:unload(rabbit_stream_queue).
 
 lookup(_QName) ->
     case ets:update_counter(?MODULE, lookups, 1) of
@@ -171,37 +171,6 @@ lookup(_QName) ->
 
 update_stream_conf(a_queue, Conf) ->
     Conf#{retention => [{max_bytes, 7}]}.
-
-load_double(Name, Functions) ->
-    Lines = [
-        io_lib:format("-module(~s).", [Name])
-        | [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions] ++
-            [
-                begin
-                    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
-                    io_lib:format("~s(~s) -> ~s:~s(~s).", [F, Args, ?MODULE, F, Args])
-                end
-             || {F, A} <- Functions
-            ]
-    ],
-    Forms = [
-        begin
-            {ok, Tokens, _} = erl_scan:string(lists:flatten(Line)),
-            {ok, Form} = erl_parse:parse_form(Tokens),
-            Form
-        end
-     || Line <- Lines
-    ],
-    {ok, Module, Binary} = compile:forms(Forms),
-    _ = code:purge(Module),
-    {module, Module} = code:load_binary(Module, "double", Binary),
-    ok.
-
-unload(Module) ->
-    _ = code:purge(Module),
-    true = code:delete(Module),
-    _ = code:purge(Module),
-    ok.
 
 end_of(Pid) ->
     Monitor = monitor(process, Pid),

@@ -33,14 +33,14 @@ patient(Tests) ->
 
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public]),
-    load_double([
+    ok = stream_s3_double:load(rabbitmq_stream_s3_nif, [
         {upload_open, 4},
         {upload_event, 2},
         {upload_status, 1},
         {upload_close, 1},
         {manifest_forget, 2},
         {manifest_mark_pending, 2}
-    ]),
+    ], ?MODULE),
     ok = rabbitmq_stream_s3:set_engine(double),
     ok = rabbitmq_stream_s3_registry:create_table(),
     {ok, Cache} = rabbitmq_stream_s3_manifest_replica:start_link(),
@@ -61,9 +61,7 @@ stop(Pids) ->
         Pids
     ),
     ok = rabbitmq_stream_s3:erase_engine(),
-    _ = code:purge(rabbitmq_stream_s3_nif),
-    true = code:delete(rabbitmq_stream_s3_nif),
-    _ = code:purge(rabbitmq_stream_s3_nif),
+    ok = stream_s3_double:unload(rabbitmq_stream_s3_nif),
     true = ets:delete(rabbitmq_stream_s3_registry),
     true = ets:delete(?MODULE).
 
@@ -71,31 +69,6 @@ idle() ->
     receive
         stop -> ok
     end.
-
-load_double(Functions) ->
-    Lines = [
-        "-module(rabbitmq_stream_s3_nif)."
-        | [io_lib:format("-export([~s/~b]).", [F, A]) || {F, A} <- Functions] ++
-            [
-                begin
-                    Args = lists:join(",", ["A" ++ integer_to_list(N) || N <- lists:seq(1, A)]),
-                    io_lib:format("~s(~s) -> ~s:~s(~s).", [F, Args, ?MODULE, F, Args])
-                end
-             || {F, A} <- Functions
-            ]
-    ],
-    Forms = [
-        begin
-            {ok, Tokens, _} = erl_scan:string(lists:flatten(Line)),
-            {ok, Form} = erl_parse:parse_form(Tokens),
-            Form
-        end
-     || Line <- Lines
-    ],
-    {ok, Module, Binary} = compile:forms(Forms),
-    _ = code:purge(Module),
-    {module, Module} = code:load_binary(Module, "double", Binary),
-    ok.
 
 upload_open(double, Owner, Ref, Config) ->
     tell({opened, Owner, Ref, Config}),
