@@ -261,10 +261,15 @@ reload_test() ->
 manifests_test() ->
     {ok, Engine} = open(),
     ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
-    ?assertEqual(pending, ?NIF:route(Engine, <<"m">>, first, 0, 10)),
+    ?assertEqual({local, first}, ?NIF:route(Engine, <<"m">>, first, {0, 10}, unproven)),
+    ?assertEqual(unknown, ?NIF:route(Engine, <<"m">>, first, {5, 10}, unproven)),
+    ?assertEqual(unknown, ?NIF:route(undefined, <<"m">>, first, {5, 10}, unproven)),
     ok = ?NIF:manifest_mark_pending(Engine, <<"m">>),
     ?assertEqual(pending, ?NIF:manifest_range(Engine, <<"m">>)),
-    ?assertEqual(pending, ?NIF:route(Engine, <<"m">>, first, 0, 10)),
+    ?assertEqual(unknown, ?NIF:route(Engine, <<"m">>, first, {5, 10}, certain)),
+    ?assertEqual(unknown, ?NIF:continue_at(Engine, <<"m">>, 3, 5, unproven)),
+    ?assertEqual(local, ?NIF:continue_at(Engine, <<"m">>, 5, 5, unproven)),
+    [?assertError(badarg, ?NIF:route(Engine, <<"m">>, first, {5, 10}, Gap)) || Gap <- [true, 0]],
     ok = ?NIF:manifest_forget(Engine, <<"m">>),
     ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
     ok = ?NIF:engine_close(Engine).
@@ -313,7 +318,12 @@ resolved_empty_manifest_test() ->
     ok = ?NIF:upload_event(Stream, {pointer, not_found}),
     {range, #{first_offset := 0, next_offset := 0, revision := 0}, none} = push(Ref),
     ?assertEqual({ok, 0, 0}, ?NIF:manifest_range(Engine, Id)),
-    ?assertEqual({local, first}, ?NIF:route(Engine, Id, first, 0, 10)),
+    ?assertEqual({local, first}, ?NIF:route(Engine, Id, first, {0, 10}, unproven)),
+    %% Nothing is persisted: whether [0, 5) is gone is for a newer manifest to say.
+    ?assertEqual(unproven_gap, ?NIF:route(Engine, Id, first, {5, 10}, unproven)),
+    ?assertEqual({local, first}, ?NIF:route(Engine, Id, first, {5, 10}, certain)),
+    ?assertEqual(unproven_gap, ?NIF:continue_at(Engine, Id, 3, 5, unproven)),
+    ?assertEqual(local, ?NIF:continue_at(Engine, Id, 3, 5, certain)),
     ?assertMatch(#{phase := _, problem := undefined, counters := #{}}, ?NIF:upload_status(Stream)),
     ok = ?NIF:upload_close(Stream),
     ok = ?NIF:engine_close(Engine).
@@ -405,7 +415,9 @@ upload_and_read() ->
     {Engine, Stream, Id, Range} = uploaded(Chunks, 6),
     ?assertMatch(#{first_offset := 0, next_offset := 6, epoch := 1}, Range),
     ?assertEqual({ok, 0, 6}, ?NIF:manifest_range(Engine, Id)),
-    ?assertEqual({remote, 0}, ?NIF:route(Engine, Id, first, 5, 6)),
+    ?assertEqual({remote, 0}, ?NIF:route(Engine, Id, first, {5, 6}, unproven)),
+    ?assertEqual({remote, 2}, ?NIF:continue_at(Engine, Id, 2, 5, unproven)),
+    ?assertEqual({remote, 2}, ?NIF:continue_at(Engine, Id, 2, -1, unproven)),
     %% a node that has a replica finds the same by the pointer
     {ok, Elsewhere} = open(),
     ok = ?NIF:manifest_mark_pending(Elsewhere, Id),
