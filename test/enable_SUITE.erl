@@ -127,6 +127,9 @@ consumers_of_both_tiers_are_open_while_it_is_disabled(Config) ->
     ok = read(Remote, InHistory, 0, 50),
     ?assert(50 < Floor),
     ?assert(counter(Node, ~"chunks_served_remote") > 0),
+    %% Has no credit left when the plugin goes, and gives some when it is back.
+    Patient = subscribe(Local, Stream, first, 1),
+    ?assertMatch(#{id := 0}, stream_s3_ct_client:chunk(Local, Patient)),
     AtTheEnd = subscribe(Local, Stream, next, 3),
     ok = disable(Node, ?PLUGIN),
     ok = fill(Publisher, Stream, {400, 400}),
@@ -142,10 +145,11 @@ consumers_of_both_tiers_are_open_while_it_is_disabled(Config) ->
     ok = flush(Node, Stream, 800),
     ok = stream_s3_ct_tier:wait_persisted(Node, Stream, 800),
     ok = fill(Publisher, Stream, {800, 10}),
-    %% The consumer that waited in history is given what follows, as soon as it gives credit.
-    ok = stream_s3_ct_client:credit(Remote, InHistory, 1),
-    ok = read(Remote, InHistory, Reached, 810),
     ok = read(Local, AtTheEnd, 800, 810),
+    ok = stream_s3_ct_client:credit(Local, Patient, 10),
+    ok = read(Local, Patient, 10, 810),
+    %% Whoever attaches anew continues where the other consumer was.
+    ok = read(Publisher, subscribe(Publisher, Stream, Reached, 10), Reached, 810),
     ok = read(Publisher, subscribe(Publisher, Stream, first, 10), 0, 810),
     ?assert(counter(Node, ~"chunks_served_remote") > 0),
     [stream_s3_ct_client:close(Client) || Client <- [Publisher, Remote, Local]],
