@@ -1,6 +1,10 @@
-# What a user and a developer type. The work is in scripts/; each says at its head what it does.
+# What a user and a developer type; `make help` lists it. The work is in scripts/ (scripts/README.md).
 
-.PHONY: build test sim sim-mutants model demo soak ct bench fuzz coverage dist cluster clean
+.DEFAULT_GOAL := build
+.PHONY: help build test sim sim-mutants model demo soak ct bench fuzz coverage dist cluster clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | sed 's/\$$\$$/$$/g' | expand -t 14
 
 build: ## native library and Erlang modules, put together
 	scripts/dist

@@ -6,55 +6,65 @@
 
 -include_lib("kernel/include/file.hrl").
 
--export([interface_version/0,
-         engine_open/3,
-         engine_close/1,
-         engine_probe/3,
-         engine_stats/1,
-         engine_set_rate/3,
-         list_objects/5,
-         delete_objects/4]).
--export([upload_open/4,
-         upload_event/2,
-         upload_status/1,
-         upload_close/1]).
--export([manifest_mark_pending/2,
-         manifest_reset/2,
-         manifest_forget/2,
-         manifest_range/2,
-         manifest_resolve/5,
-         manifest_apply_edit/5,
-         route/5]).
--export([reader_open/5,
-         reader_read/2,
-         reader_close/1,
-         chunk_entries/5]).
+-export([
+    interface_version/0,
+    engine_open/3,
+    engine_close/1,
+    engine_probe/3,
+    engine_stats/1,
+    engine_set_rate/3,
+    list_objects/5,
+    delete_objects/4
+]).
+-export([
+    upload_open/4,
+    upload_event/2,
+    upload_status/1,
+    upload_close/1
+]).
+-export([
+    manifest_mark_pending/2,
+    manifest_reset/2,
+    manifest_forget/2,
+    manifest_range/2,
+    manifest_resolve/5,
+    manifest_apply_edit/5,
+    route/5
+]).
+-export([
+    reader_open/5,
+    reader_read/2,
+    reader_close/1,
+    chunk_entries/5
+]).
 
 -export_type([engine/0, upload/0, reader/0, stream_id/0, push/0, edit_from/0, data/0]).
 
--nifs([interface_version/0,
-       engine_open/3,
-       engine_close/1,
-       engine_probe/3,
-       engine_stats/1,
-       engine_set_rate/3,
-       list_objects/5,
-       delete_objects/4,
-       upload_open/4,
-       upload_event/2,
-       upload_status/1,
-       upload_close/1,
-       manifest_mark_pending/2,
-       manifest_reset/2,
-       manifest_forget/2,
-       manifest_range/2,
-       manifest_resolve/5,
-       manifest_apply_edit/5,
-       route/5,
-       reader_open/5,
-       reader_read/2,
-       reader_close/1,
-       chunk_entries/5]).
+-nifs([
+    interface_version/0,
+    engine_open/3,
+    engine_close/1,
+    engine_probe/3,
+    engine_stats/1,
+    engine_set_rate/3,
+    list_objects/5,
+    delete_objects/4,
+    upload_open/4,
+    upload_event/2,
+    upload_status/1,
+    upload_close/1,
+    manifest_mark_pending/2,
+    manifest_reset/2,
+    manifest_forget/2,
+    manifest_range/2,
+    manifest_resolve/5,
+    manifest_apply_edit/5,
+    route/5,
+    reader_open/5,
+    reader_read/2,
+    reader_close/1,
+    chunk_entries/5
+]).
 
 -on_load(load/0).
 
@@ -77,14 +87,16 @@
     | {retention, #{max_bytes => non_neg_integer(), max_age_ms => non_neg_integer()}}
     | cut.
 -type range() ::
-    #{first_offset := offset(),
-      next_offset := offset(),
-      first_timestamp := integer(),
-      total_size := non_neg_integer(),
-      revision := non_neg_integer(),
-      epoch := non_neg_integer(),
-      fragments := non_neg_integer(),
-      pointer := pointer() | none}.
+    #{
+        first_offset := offset(),
+        next_offset := offset(),
+        first_timestamp := integer(),
+        total_size := non_neg_integer(),
+        revision := non_neg_integer(),
+        epoch := non_neg_integer(),
+        fragments := non_neg_integer(),
+        pointer := pointer() | none
+    }.
 -type pointer() ::
     {Epoch :: non_neg_integer(), Uid :: non_neg_integer(), Revision :: pos_integer()}.
 -type edit_from() :: {From :: pointer(), Edit :: binary()} | none.

@@ -14,7 +14,7 @@ CACHE = pathlib.Path(
     os.environ.get("STREAM_S3_CACHE")
     or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "rabbitmq-stream-s3"
 )
-# As scripts/host.sh names this checkout, so that `make clean` finds what is ours.
+# As scripts/lib/host.sh names this checkout, so that `make clean` finds what is ours.
 KEY = subprocess.run(["cksum"], input=str(TOP).encode(), stdout=subprocess.PIPE, check=True).stdout.split()[0].decode()
 
 

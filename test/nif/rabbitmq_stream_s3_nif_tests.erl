@@ -14,7 +14,7 @@
 %% Shapes ------------------------------------------------------------------------------------------
 
 interface_version_test() ->
-    ?assertEqual(3, ?NIF:interface_version()).
+    ?assertEqual(4, ?NIF:interface_version()).
 
 badarg_test() ->
     {ok, Engine} = open(),
@@ -249,7 +249,7 @@ reload_test() ->
     true = code:soft_purge(?NIF),
     true = code:delete(?NIF),
     {module, ?NIF} = code:ensure_loaded(?NIF),
-    ?assertEqual(3, ?NIF:interface_version()),
+    ?assertEqual(4, ?NIF:interface_version()),
     ?assertError(badarg, ?NIF:engine_stats(Old)),
     {ok, New} = open(),
     ?assert(is_map(?NIF:engine_stats(New))),
@@ -595,7 +595,6 @@ config(Change) ->
                  secret_access_key => env("S3_SECRET_KEY", "TheSecret"),
                  session_token => undefined,
                  tls_ca_file => undefined,
-                 tls_verify => true,
                  cluster => <<"nif-tests">>,
                  fragment_size_bytes => 64 bsl 20,
                  fragment_max_age_ms => 0,

@@ -28,7 +28,7 @@ defaults_test() ->
         },
         Settings
     ),
-    ?assertEqual(maps:keys(?CONFIG:defaults()), maps:keys(Settings)).
+    ?assertEqual(maps:keys(rabbitmq_stream_s3_settings:defaults()), maps:keys(Settings)).
 
 no_secret_in_the_checked_map_test() ->
     {ok, Settings} = check([{access_key_id, "id"}, {secret_access_key, "hidden"}]),

@@ -123,7 +123,6 @@ rustler::atoms! {
     timestamp,
     tls,
     tls_ca_file,
-    tls_verify,
     total_size,
     trailer_size,
     transfer_deadline_ms,

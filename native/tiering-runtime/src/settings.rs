@@ -1,6 +1,7 @@
 //! Settings of one engine: defaults, validation, and secrets that do not print.
 //!
-//! Owns what a value may be. Does not own where it comes from: the shell reads the broker's configuration.
+//! Owns what a value may be; `settings.tsv` is the same as text, for the check that compares it with the shell's table. Does not
+//! own where a value comes from: the shell reads the broker's configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -50,8 +51,6 @@ pub struct Config {
     pub session_token: Option<Secret>,
     /// PEM file with the only authorities to trust; without one the system's are trusted.
     pub tls_ca_file: Option<PathBuf>,
-    /// Must be true: the SDK's TLS client cannot be told not to verify. Name the authority in `tls_ca_file` instead.
-    pub tls_verify: bool,
     /// Name of this cluster, written into object metadata.
     pub cluster: String,
     /// Payload bytes at which a fragment is cut.
@@ -110,10 +109,9 @@ impl Default for Config {
             secret_access_key: None,
             session_token: None,
             tls_ca_file: None,
-            tls_verify: true,
             cluster: String::new(),
             fragment_size_bytes: 64 << 20,
-            fragment_max_age_ms: 0,
+            fragment_max_age_ms: 300_000,
             persist_threshold: 5,
             persist_interval_ms: 2_000,
             rebalance_threshold: 1_024,
@@ -156,6 +154,87 @@ impl std::error::Error for ConfigError {}
 
 /// Positions in a fragment's index are 32 bits wide and a fragment overshoots by up to a chunk, so stay far below 4 GiB.
 const FRAGMENT_SIZE_BYTES_MAX: u64 = 1 << 30;
+/// A key is at most 1024 bytes in S3, and a stream id alone can be 540.
+const PREFIX_BYTES_MAX: usize = 700;
+const DAY_MS: u64 = 24 * 3600 * 1000;
+
+/// What a number may be. The shell's bounds are narrower: these keep the engine from values that it cannot work with.
+struct Range {
+    setting: &'static str,
+    min: u64,
+    max: u64,
+    /// `None`: not limited.
+    value: fn(&Config) -> Option<u64>,
+}
+
+const RANGES: [Range; 18] = [
+    range("fragment_size_bytes", 1, FRAGMENT_SIZE_BYTES_MAX, |c| {
+        Some(c.fragment_size_bytes)
+    }),
+    range("persist_threshold", 1, 10_000, |c| {
+        Some(u64::from(c.persist_threshold))
+    }),
+    range("persist_interval_ms", 1, DAY_MS, |c| {
+        Some(c.persist_interval_ms)
+    }),
+    range("rebalance_threshold", 2, 1_024, |c| {
+        Some(u64::from(c.rebalance_threshold))
+    }),
+    range("fragment_max_age_ms", 0, 365 * DAY_MS, |c| {
+        Some(c.fragment_max_age_ms)
+    }),
+    range("max_transfer_bytes_per_sec", 1, 1 << 50, |c| {
+        c.max_transfer_bytes_per_sec
+    }),
+    range("max_transfer_burst_bytes", 1, 1 << 50, |c| {
+        c.max_transfer_burst_bytes
+    }),
+    range("max_concurrent_transfers", 1, 1_024, |c| {
+        Some(c.max_concurrent_transfers as u64)
+    }),
+    range("max_clock_skew_ms", 0, DAY_MS, |c| {
+        Some(c.max_clock_skew_ms)
+    }),
+    range("request_timeout_ms", 1, DAY_MS, |c| {
+        Some(c.request_timeout_ms)
+    }),
+    range("connect_timeout_ms", 1, DAY_MS, |c| {
+        Some(c.connect_timeout_ms)
+    }),
+    range("transfer_deadline_ms", 1, DAY_MS, |c| {
+        Some(c.transfer_deadline_ms)
+    }),
+    range("worker_threads", 1, 256, |c| Some(c.worker_threads as u64)),
+    range("worker_niceness", 0, 19, |c| {
+        Some(u64::from(c.worker_niceness))
+    }),
+    range("read_request_size_bytes", 4_096, 1 << 30, |c| {
+        Some(c.read_request_size_bytes)
+    }),
+    range("read_ahead_bytes", 4_096, 1 << 40, |c| {
+        Some(c.read_ahead_bytes)
+    }),
+    range("read_memory_bytes", 1 << 20, 1 << 50, |c| {
+        Some(c.read_memory_bytes)
+    }),
+    range("read_cache_size_bytes", 1 << 20, 1 << 60, |c| {
+        Some(c.read_cache_size_bytes)
+    }),
+];
+
+const fn range(
+    setting: &'static str,
+    min: u64,
+    max: u64,
+    value: fn(&Config) -> Option<u64>,
+) -> Range {
+    Range {
+        setting,
+        min,
+        max,
+        value,
+    }
+}
 
 impl Config {
     /// Checks every value.
@@ -163,40 +242,43 @@ impl Config {
     /// # Errors
     /// The first setting that cannot be used.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let Self {
-            bucket,
-            region,
-            endpoint,
-            prefix,
-            ..
-        } = self;
-        check("bucket", !bucket.is_empty(), "must be set")?;
+        self.check_place()?;
+        self.check_prefix()?;
+        self.check_credentials()?;
+        RANGES.iter().try_for_each(|range| range.check(self))
+    }
+
+    fn check_place(&self) -> Result<(), ConfigError> {
+        check("bucket", !self.bucket.is_empty(), "must be set")?;
         check(
             "bucket",
-            is_plain(bucket, "-_."),
+            is_plain(&self.bucket, "-_."),
             "only letters, digits, '-', '_' and '.' are possible",
         )?;
-        check("region", !region.is_empty(), "must be set")?;
+        check("region", !self.region.is_empty(), "must be set")?;
         check(
             "region",
-            is_plain(region, "-_"),
+            is_plain(&self.region, "-_"),
             "only letters, digits, '-' and '_' are possible",
         )?;
-        if let Some(endpoint) = endpoint {
-            let rest = endpoint
+        let usable = self.endpoint.as_deref().is_none_or(|endpoint| {
+            endpoint
                 .strip_prefix("http://")
-                .or_else(|| endpoint.strip_prefix("https://"));
-            let usable = rest
-                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()));
-            check(
-                "endpoint",
-                usable,
-                "must be an address that starts with http:// or https://",
-            )?;
-        }
+                .or_else(|| endpoint.strip_prefix("https://"))
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()))
+        });
+        check(
+            "endpoint",
+            usable,
+            "must be an address that starts with http:// or https://",
+        )
+    }
+
+    fn check_prefix(&self) -> Result<(), ConfigError> {
+        let prefix = &self.prefix;
         check(
             "prefix",
-            !prefix.is_empty() && prefix.len() <= 700,
+            (1..=PREFIX_BYTES_MAX).contains(&prefix.len()),
             "must have 1 to 700 characters",
         )?;
         check(
@@ -211,7 +293,10 @@ impl Config {
             "prefix",
             parts_fit,
             "must not start or end with '/', nor hold an empty, '.' or '..' part",
-        )?;
+        )
+    }
+
+    fn check_credentials(&self) -> Result<(), ConfigError> {
         let both = self.access_key_id.is_some() == self.secret_access_key.is_some();
         check(
             "access_key_id",
@@ -219,80 +304,7 @@ impl Config {
             "key id and secret must be set together",
         )?;
         let has_keys = self.session_token.is_none() || self.access_key_id.is_some();
-        check("session_token", has_keys, "needs key id and secret")?;
-        check(
-            "tls_verify",
-            self.tls_verify,
-            "cannot be switched off; name the authority in tls_ca_file",
-        )?;
-        in_range(
-            "fragment_size_bytes",
-            self.fragment_size_bytes,
-            1,
-            FRAGMENT_SIZE_BYTES_MAX,
-        )?;
-        in_range(
-            "persist_threshold",
-            u64::from(self.persist_threshold),
-            1,
-            10_000,
-        )?;
-        in_range("persist_interval_ms", self.persist_interval_ms, 1, DAY_MS)?;
-        in_range(
-            "rebalance_threshold",
-            u64::from(self.rebalance_threshold),
-            2,
-            1_024,
-        )?;
-        in_range(
-            "fragment_max_age_ms",
-            self.fragment_max_age_ms,
-            0,
-            365 * DAY_MS,
-        )?;
-        in_range(
-            "max_transfer_bytes_per_sec",
-            self.max_transfer_bytes_per_sec.unwrap_or(1),
-            1,
-            1 << 50,
-        )?;
-        in_range(
-            "max_transfer_burst_bytes",
-            self.max_transfer_burst_bytes.unwrap_or(1),
-            1,
-            1 << 50,
-        )?;
-        in_range(
-            "max_concurrent_transfers",
-            self.max_concurrent_transfers as u64,
-            1,
-            1024,
-        )?;
-        in_range("max_clock_skew_ms", self.max_clock_skew_ms, 0, DAY_MS)?;
-        in_range("request_timeout_ms", self.request_timeout_ms, 1, DAY_MS)?;
-        in_range("connect_timeout_ms", self.connect_timeout_ms, 1, DAY_MS)?;
-        in_range("transfer_deadline_ms", self.transfer_deadline_ms, 1, DAY_MS)?;
-        in_range("worker_threads", self.worker_threads as u64, 1, 256)?;
-        in_range("worker_niceness", u64::from(self.worker_niceness), 0, 19)?;
-        in_range(
-            "read_request_size_bytes",
-            self.read_request_size_bytes,
-            4096,
-            1 << 30,
-        )?;
-        in_range("read_ahead_bytes", self.read_ahead_bytes, 4096, 1 << 40)?;
-        in_range(
-            "read_memory_bytes",
-            self.read_memory_bytes,
-            1 << 20,
-            1 << 50,
-        )?;
-        in_range(
-            "read_cache_size_bytes",
-            self.read_cache_size_bytes,
-            1 << 20,
-            1 << 60,
-        )
+        check("session_token", has_keys, "needs key id and secret")
     }
 
     /// [`Self::request_timeout_ms`] as a duration.
@@ -307,8 +319,6 @@ impl Config {
         Duration::from_millis(self.connect_timeout_ms)
     }
 }
-
-const DAY_MS: u64 = 24 * 3600 * 1000;
 
 fn is_plain(value: &str, besides: &str) -> bool {
     value
@@ -327,12 +337,20 @@ fn check(setting: &'static str, holds: bool, text: &str) -> Result<(), ConfigErr
     }
 }
 
-fn in_range(setting: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
-    check(
-        setting,
-        (min..=max).contains(&value),
-        &format!("{value} is not between {min} and {max}"),
-    )
+impl Range {
+    fn check(&self, config: &Config) -> Result<(), ConfigError> {
+        let Self {
+            setting, min, max, ..
+        } = self;
+        let Some(value) = (self.value)(config) else {
+            return Ok(());
+        };
+        check(
+            setting,
+            (*min..=*max).contains(&value),
+            &format!("{value} is not between {min} and {max}"),
+        )
+    }
 }
 
 #[cfg(test)]
@@ -376,7 +394,6 @@ mod tests {
             refused(|c| c.session_token = Some(Secret::new("t"))),
             Some("session_token")
         );
-        assert_eq!(refused(|c| c.tls_verify = false), Some("tls_verify"));
         assert_eq!(
             refused(|c| c.fragment_size_bytes = 8 << 30),
             Some("fragment_size_bytes")
@@ -388,6 +405,94 @@ mod tests {
         assert_eq!(
             refused(|c| c.max_concurrent_transfers = 0),
             Some("max_concurrent_transfers")
+        );
+    }
+
+    #[test]
+    fn a_range_holds_its_default_and_is_closed_at_both_ends() {
+        for range in &RANGES {
+            assert!(range.min <= range.max, "{}", range.setting);
+            let default = (range.value)(&usable());
+            assert!(
+                default.is_none_or(|value| (range.min..=range.max).contains(&value)),
+                "{}: default {default:?}",
+                range.setting
+            );
+        }
+        let mut config = usable();
+        config.read_cache_size_bytes = (1 << 20) - 1;
+        assert_eq!(
+            config.validate().map_err(|e| e.to_string()),
+            Err(
+                "read_cache_size_bytes: 1048575 is not between 1048576 and 1152921504606846976"
+                    .to_owned()
+            )
+        );
+        config.read_cache_size_bytes = (1 << 60) + 1;
+        assert_eq!(
+            config.validate().map_err(|e| e.setting),
+            Err("read_cache_size_bytes")
+        );
+        config.read_cache_size_bytes = 1 << 60;
+        assert_eq!(config.validate(), Ok(()));
+    }
+
+    /// Defaults and ranges as text, for scripts/check-settings, which compares them with the shell's and the page's.
+    fn described() -> String {
+        let default = Config::default();
+        let shown = |value: Option<String>| value.unwrap_or_else(|| "none".to_owned());
+        let mut rows: Vec<String> = [
+            (
+                "bucket",
+                Some(default.bucket.clone()).filter(|name| !name.is_empty()),
+            ),
+            ("region", Some(default.region.clone())),
+            ("endpoint", default.endpoint.clone()),
+            ("path_style", Some(default.path_style.to_string())),
+            ("prefix", Some(default.prefix.clone())),
+            ("access_key_id", default.access_key_id.clone()),
+            (
+                "tls_ca_file",
+                default
+                    .tls_ca_file
+                    .as_ref()
+                    .map(|path| path.display().to_string()),
+            ),
+            (
+                "read_cache_path",
+                default
+                    .read_cache_path
+                    .as_ref()
+                    .map(|path| path.display().to_string()),
+            ),
+            (
+                "verify_crc_on_read",
+                Some(default.verify_crc_on_read.to_string()),
+            ),
+        ]
+        .into_iter()
+        .map(|(setting, value)| format!("{setting}\t{}\t-\t-\n", shown(value)))
+        .collect();
+        rows.extend(RANGES.iter().map(|range| {
+            let value = (range.value)(&default).map(|value| value.to_string());
+            format!(
+                "{}\t{}\t{}\t{}\n",
+                range.setting,
+                shown(value),
+                range.min,
+                range.max
+            )
+        }));
+        rows.concat()
+    }
+
+    #[test]
+    fn the_written_table_is_the_one_in_use() {
+        let described = described();
+        assert_eq!(
+            include_str!("settings.tsv"),
+            described,
+            "settings.tsv must be:\n{described}"
         );
     }
 

@@ -40,6 +40,6 @@ def recompiled(target, work, *changes):
         assert count == 1, f"{name}: {pattern} fits {count} times"
         (source / name).write_text(text)
     modules = sorted(source.glob("*.erl"))
-    run(TOP / "scripts" / "in-host", "erlc", "+debug_info", "-I", TOP / "include", "-o", beams, *modules)
+    run(TOP / "scripts" / "lib" / "in-host", "erlc", "+debug_info", "-I", TOP / "include", "-o", beams, *modules)
     compiled = {beam.name: beam.read_bytes() for beam in beams.glob("*.beam")}
     return rewritten(target, lambda name, data: compiled.get(pathlib.PurePath(name).name, data))

@@ -13,7 +13,7 @@ class WallClock:
         self.file = pathlib.Path(run_dir) / f"{name}.faketime"
         self.set(0)
         self.env = {
-            "STREAM_S3_PRELOAD": run(TOP / "scripts" / "faketime").strip(),
+            "STREAM_S3_PRELOAD": run(TOP / "scripts" / "lib" / "faketime").strip(),
             "FAKETIME_TIMESTAMP_FILE": str(self.file),
             "FAKETIME_CACHE_DURATION": "1",
             # Two names for the same in two versions.

@@ -13,7 +13,7 @@ _RECORD = struct.Struct(">QI")
 
 def program():
     """The program, built if need be."""
-    return pathlib.Path(run(TOP / "scripts" / "foreign-clients", seconds=2400).strip())
+    return pathlib.Path(run(TOP / "scripts" / "lib" / "foreign-clients", seconds=2400).strip())
 
 
 def _consumer(protocol):

@@ -41,7 +41,6 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         secret_access_key: setting!(map, secret_access_key, |term| optional(term, secret)),
         session_token: setting!(map, session_token, |term| optional(term, secret)),
         tls_ca_file: setting!(map, tls_ca_file, |term| optional(term, path)),
-        tls_verify: setting!(map, tls_verify, boolean),
         cluster: setting!(map, cluster, string),
         fragment_size_bytes: setting!(map, fragment_size_bytes, integer),
         fragment_max_age_ms: setting!(map, fragment_max_age_ms, integer),

@@ -1,9 +1,10 @@
 #!/usr/bin/env escript
 %%! -smp enable
-%% The steps of an upload done in Erlang, for scripts/bench: segment files are drained header by header as osiris_log does it,
-%% their bytes read with file:pread, summed with erlang:crc32 and sent with the gun of the host. Nothing is signed, and no
-%% checksum of a piece is kept: what a plugin would do beside this comes on top.
-%% Usage: upload-in-erlang FOLDER HOST PORT [AUTHORITY.pem]     Prints microseconds: wall, then CPU of the whole machine.
+%% The steps of an upload done in Erlang, for scripts/bench: segment files are drained header by header
+%% as osiris_log does it, their bytes read with file:pread, summed with erlang:crc32 and sent with the gun
+%% of the host. Nothing is signed, and no checksum of a piece is kept: a real plugin would do that on top.
+%% Usage: upload-in-erlang.escript FOLDER HOST PORT [AUTHORITY.pem]
+%% Prints microseconds: wall, then CPU of the whole machine.
 -mode(compile).
 
 -define(FRAGMENT_BYTES, (64 bsl 20)).

@@ -1,10 +1,10 @@
-# Shared by every script here: where things live, and how to say what happens.
+# Shared by every script: where things live, and how to report what happens. Usage: . scripts/lib/common.sh
 # Owns names of folders; does not own any process.
 
 # `pipefail`: so nothing here ends in `| grep -q`, which leaves before it has read all. Who writes then dies, and a find is taken for none.
 set -euo pipefail
 
-TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CACHE=${STREAM_S3_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rabbitmq-stream-s3}
 export TOP CACHE
 # The Debian release that carries RabbitMQ 4.3 and a RADOS gateway with atomic conditional writes.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows what scripts/bench measured. Usage: bench-table FOLDER [--write FILE CHECKOUT]
+"""Shows what scripts/bench measured. Usage: bench-table.py FOLDER [--write FILE CHECKOUT]
 
 Prints a table of FOLDER/results.jsonl; with --write, puts it as Markdown between the marks of FILE, with machine and versions.
 """
@@ -80,7 +80,7 @@ def library(checkout, name):
 def host(checkout):
     """Versions of the broker and of Erlang."""
     script = 'echo "RabbitMQ $(basename "$RABBITMQ_PLUGINS_STOCK"/rabbit-4*)" "OTP $(erl -noshell -eval "io:format(erlang:system_info(otp_release)), halt().")"'
-    text = said(checkout / "scripts" / "in-host", "sh", "-c", script)
+    text = said(checkout / "scripts" / "lib" / "in-host", "sh", "-c", script)
     return text.replace("RabbitMQ rabbit-", "RabbitMQ ") or "no host"
 
 

@@ -1,5 +1,5 @@
 # A run folder: what the nodes of one run share (ports, epmd, cookie), and how their processes are found again.
-# Sourced after lib.sh with DIR set. Owns port blocks, pid files and signals; knows nothing about RabbitMQ's config.
+# Usage: DIR=...; . scripts/lib/common.sh; . scripts/lib/run-dir.sh. Owns port blocks, pid files and signals; knows nothing about RabbitMQ's config.
 #
 #   DIR/base-port           first port of this run's block; +0 is epmd, node I has +20+10*I ...
 #   DIR/home/.erlang.cookie cookie of this run
@@ -112,7 +112,7 @@ start_epmd() {
   epmd_pid >/dev/null && return 0
   local port
   port=$(base_port)
-  setsid "$TOP/scripts/in-host" epmd -port "$port" -address 127.0.0.1 \
+  setsid "$TOP/scripts/lib/in-host" epmd -port "$port" -address 127.0.0.1 \
     </dev/null >>"$DIR/epmd.log" 2>&1 7>&- 8>&- 9>&- &
   echo $! >"$DIR/epmd.pid"
   wait_until 20 epmd_listens "$port" || die "epmd did not start: $(tail -n 3 "$DIR/epmd.log")"

@@ -1,5 +1,5 @@
 # Where the stock host (RabbitMQ 4, OTP, rebar3) is: on this machine, or in a root of our own.
-# Sourced after lib.sh. Owns that decision; starts nothing.
+# Usage: . scripts/lib/common.sh; . scripts/lib/host.sh. Owns that decision; starts nothing.
 
 # Prints the folder of a RabbitMQ 4 installed on this very machine (the one that holds sbin/ and plugins/).
 system_rabbitmq_home() {
