@@ -41,9 +41,13 @@ init_per_suite(Config) ->
     S3 = stream_s3_ct_s3:start("bucket-suite"),
     %% Of its own, because the fault is of every request.
     Elsewhere = stream_s3_ct_s3:start("bucket-suite-elsewhere"),
-    ok = stream_s3_ct_s3:fault(Elsewhere, #{name => ~"region", status => 301, code => ~"PermanentRedirect"}),
+    ok = stream_s3_ct_s3:fault(
+        Elsewhere, #{name => ~"region", status => 301, code => ~"PermanentRedirect"}
+    ),
     Node = fun(Name, Server, Settings) ->
-        stream_s3_ct_tier:node(Name, Server, [{"fragment_size", "100000"}, {"bucket_check_interval", "1s"} | Settings])
+        stream_s3_ct_tier:node(
+            Name, Server, [{"fragment_size", "100000"}, {"bucket_check_interval", "1s"} | Settings]
+        )
     end,
     [Without | Nodes] = stream_s3_ct_node:start_all([
         {"bucket1", #{plugins => ["rabbitmq_stream_s3"]}},
@@ -53,7 +57,13 @@ init_per_suite(Config) ->
         Node("bucket5", Elsewhere, [])
     ]),
     Reasons = [no_such_bucket, access_denied, unreachable, wrong_region],
-    [{s3, S3}, {elsewhere, Elsewhere}, {without, Without}, {refused, lists:zip(Reasons, Nodes)} | Config].
+    [
+        {s3, S3},
+        {elsewhere, Elsewhere},
+        {without, Without},
+        {refused, lists:zip(Reasons, Nodes)}
+        | Config
+    ].
 
 end_per_suite(Config) ->
     [ok = stream_s3_ct_node:wipe(Node) || Node <- all_nodes(Config)],
@@ -79,7 +89,11 @@ without_a_bucket_the_plugin_is_inert(Config) ->
 the_reason_is_in_the_status_and_in_the_metrics(Config) ->
     [
         begin
-            ok = until("the reason is known", fun() -> maps:get(bucket_reason, node_status(Node)) =:= Reason andalso ok end, 60_000),
+            ok = until(
+                "the reason is known",
+                fun() -> maps:get(bucket_reason, node_status(Node)) =:= Reason andalso ok end,
+                60_000
+            ),
             ?assertMatch(#{mode := active, bucket_accessible := no}, node_status(Node)),
             ?assertEqual(0, counter(Node, ~"bucket_accessible"))
         end
@@ -89,7 +103,9 @@ the_reason_is_in_the_status_and_in_the_metrics(Config) ->
 %% However often it has been asked again.
 the_reason_is_in_the_log_once(Config) ->
     [
-        ?assertMatch([_], stream_s3_ct_node:warnings(Node, [~"not accessible", atom_to_binary(Reason)]))
+        ?assertMatch(
+            [_], stream_s3_ct_node:warnings(Node, [~"not accessible", atom_to_binary(Reason)])
+        )
      || {Reason, Node} <- proplists:get_value(refused, Config)
     ].
 
@@ -107,13 +123,20 @@ nothing_is_durable_and_nothing_is_written(Config) ->
         ?assert(lists:member(range(Node, ?STREAM), [none, {0, 0}]))
      || {_, Node} <- proplists:get_value(refused, Config)
     ],
-    [?assertEqual([], stream_s3_ct_s3:objects(proplists:get_value(Key, Config))) || Key <- [s3, elsewhere]].
+    [
+        ?assertEqual([], stream_s3_ct_s3:objects(proplists:get_value(Key, Config)))
+     || Key <- [s3, elsewhere]
+    ].
 
 a_bucket_that_can_be_used_again_takes_what_was_held_back(Config) ->
     {wrong_region, Node} = lists:keyfind(wrong_region, 1, proplists:get_value(refused, Config)),
     ok = stream_s3_ct_s3:clear_faults(proplists:get_value(elsewhere, Config)),
     ok = stream_s3_ct_tier:flush(Node, ?STREAM, 300),
-    ok = until("the status says so", fun() -> maps:get(bucket_accessible, node_status(Node)) =:= yes andalso ok end, 60_000),
+    ok = until(
+        "the status says so",
+        fun() -> maps:get(bucket_accessible, node_status(Node)) =:= yes andalso ok end,
+        60_000
+    ),
     ?assertEqual(1, counter(Node, ~"bucket_accessible")).
 
 nothing_went_wrong_meanwhile(Config) ->
@@ -122,7 +145,10 @@ nothing_went_wrong_meanwhile(Config) ->
 %% Helpers -----------------------------------------------------------------------------------------
 
 all_nodes(Config) ->
-    [proplists:get_value(without, Config) | [Node || {_, Node} <- proplists:get_value(refused, Config)]].
+    [
+        proplists:get_value(without, Config)
+        | [Node || {_, Node} <- proplists:get_value(refused, Config)]
+    ].
 
 %% That the bucket cannot be used is an error, too, and is expected here.
 crashes(Node) ->

@@ -47,10 +47,14 @@ init_per_suite(Config) ->
     S3 = stream_s3_ct_s3:start("command-line-suite"),
     [Node, Inert] = stream_s3_ct_node:start_all([
         stream_s3_ct_tier:node("command1", S3, [{"fragment_size", "500000"}]),
-        stream_s3_ct_tier:node("command2", S3, [{"fragment_size", "1"}, {"secret_access_key", ?SECRET}])
+        stream_s3_ct_tier:node(
+            "command2", S3, [{"fragment_size", "1"}, {"secret_access_key", ?SECRET}]
+        )
     ]),
     Client = stream_s3_ct_client:open(Node),
-    ok = stream_s3_ct_client:create(Client, ?STREAM, #{~"stream-max-segment-size-bytes" => ~"1000000"}),
+    ok = stream_s3_ct_client:create(
+        Client, ?STREAM, #{~"stream-max-segment-size-bytes" => ~"1000000"}
+    ),
     ok = stream_s3_ct_records:fill(Client, ?STREAM, {0, 400}),
     ok = stream_s3_ct_client:close(Client),
     Floor = stream_s3_ct_tier:tier(Node, ?STREAM, 400),
@@ -64,13 +68,23 @@ end_per_suite(Config) ->
 
 the_commands_are_in_the_help(Config) ->
     [{0, Help}] = streams(Config, [["help"]]),
-    [has(Help, Command) || Command <- ["stream_s3_status", "stream_s3_disable_preview", "stream_s3_check_host"]].
+    [
+        has(Help, Command)
+     || Command <- ["stream_s3_status", "stream_s3_disable_preview", "stream_s3_check_host"]
+    ].
 
 status_of_the_node(Config) ->
     [{0, Text}, {0, Json}] = streams(Config, both(["stream_s3_status"])),
     [
         has(Text, Part)
-     || Part <- ["Tiered storage on node", "State", "active", "command-line-suite", "Hooks in use", "Native counters"]
+     || Part <- [
+            "Tiered storage on node",
+            "State",
+            "active",
+            "command-line-suite",
+            "Hooks in use",
+            "Native counters"
+        ]
     ],
     ?assertMatch(
         #{
@@ -88,9 +102,17 @@ status_of_the_node(Config) ->
 status_of_an_inert_node_says_why_and_what_to_do(Config) ->
     Inert = proplists:get_value(inert, Config),
     [{0, Text}, {0, Json}] = run(Inert, both(["stream_s3_status"])),
-    [has(Text, Part) || Part <- ["inert", "fragment_size", "Correct the setting and restart the node"]],
+    [
+        has(Text, Part)
+     || Part <- ["inert", "fragment_size", "Correct the setting and restart the node"]
+    ],
     ?assertMatch(
-        #{~"mode" := ~"inert", ~"inert_reason" := ~"invalid_configuration", ~"osiris_attached" := true}, decode(Json)
+        #{
+            ~"mode" := ~"inert",
+            ~"inert_reason" := ~"invalid_configuration",
+            ~"osiris_attached" := true
+        },
+        decode(Json)
     ),
     %% A stream of such a node works, and its status is the node's trouble.
     ok = stream_s3_ct_amqp:declare(Inert, ~"local"),
@@ -103,7 +125,12 @@ status_of_a_stream(Config) ->
     [{0, Text}, {0, Json}] = streams(Config, both(["stream_s3_status", "shown"])),
     [
         has(Text, Part)
-     || Part <- ["Tiered storage of stream shown in vhost /", "Persisted next offset", "Upload pipeline", "400"]
+     || Part <- [
+            "Tiered storage of stream shown in vhost /",
+            "Persisted next offset",
+            "Upload pipeline",
+            "400"
+        ]
     ],
     ?assertMatch(
         #{
@@ -136,8 +163,12 @@ status_of_a_stream_in_another_vhost(Config) ->
         {0, Json} = tool(Node, streams, ["stream_s3_status", "--formatter", "json"]),
         maps:get(~"streams", decode(Json)) =:= 2 andalso ok
     end),
-    [{0, Json}] = streams(Config, [["stream_s3_status", "shown", "--vhost", "other", "--formatter", "json"]]),
-    ?assertMatch(#{~"vhost" := Other, ~"persisted_next_offset" := 0, ~"log_next_offset" := 0}, decode(Json)),
+    [{0, Json}] = streams(
+        Config, [["stream_s3_status", "shown", "--vhost", "other", "--formatter", "json"]]
+    ),
+    ?assertMatch(
+        #{~"vhost" := Other, ~"persisted_next_offset" := 0, ~"log_next_offset" := 0}, decode(Json)
+    ),
     ok = stream_s3_ct_node:rpc(Node, rabbit_vhost, delete, [Other, ~"ct"]).
 
 a_stream_that_is_not_there_is_refused_by_reason(Config) ->
@@ -151,7 +182,10 @@ a_stream_that_is_not_there_is_refused_by_reason(Config) ->
         ["stream_s3_status", "classic"]
     ]),
     Reasons = [
-        "The stream does not exist", "The stream does not exist", "The stream does not exist", "The queue is not a stream"
+        "The stream does not exist",
+        "The stream does not exist",
+        "The stream does not exist",
+        "The queue is not a stream"
     ],
     [
         begin
@@ -174,7 +208,9 @@ wrong_arguments_are_refused_with_the_usage(Config) ->
 the_preview_names_what_disabling_hides(Config) ->
     Floor = proplists:get_value(floor, Config),
     [{0, Text}, {0, Json}] = streams(Config, both(["stream_s3_disable_preview"])),
-    Line = lists:flatten(io_lib:format("shown in vhost /: ~b records, offsets 0 to ~b", [Floor, Floor - 1])),
+    Line = lists:flatten(
+        io_lib:format("shown in vhost /: ~b records, offsets 0 to ~b", [Floor, Floor - 1])
+    ),
     has(Text, Line),
     ?assertMatch(
         #{
@@ -185,7 +221,9 @@ the_preview_names_what_disabling_hides(Config) ->
         decode(Json)
     ),
     %% Nothing is hidden on a node whose streams are whole.
-    [{0, Nothing}, {0, Empty}] = run(proplists:get_value(inert, Config), both(["stream_s3_disable_preview"])),
+    [{0, Nothing}, {0, Empty}] = run(
+        proplists:get_value(inert, Config), both(["stream_s3_disable_preview"])
+    ),
     has(Nothing, "every stream is whole in the local log of this node"),
     ?assertEqual(#{~"streams" => []}, decode(Empty)).
 
@@ -197,7 +235,9 @@ another_host_is_checked_before_an_upgrade(Config) ->
     ok = filelib:ensure_dir(Beam),
     ok = file:write_file(Beam, ~"of another kind"),
     Paths = [Here, Damaged, filename:join(Damaged, "nowhere")],
-    [Good, Unreadable, Nowhere] = streams(Config, [["stream_s3_check_host", Path] || Path <- Paths]),
+    [Good, Unreadable, Nowhere] = streams(
+        Config, [["stream_s3_check_host", Path] || Path <- Paths]
+    ),
     ?assertMatch({0, _}, Good),
     has(element(2, Good), "can be hooked, tiered storage works with it"),
     ?assertMatch({?UNAVAILABLE, _}, Unreadable),
@@ -210,8 +250,14 @@ no_secret_is_shown(Config) ->
     Status = both(["stream_s3_status"]) ++ both(["stream_s3_status", "shown"]),
     Shown = run(Node, Status) ++ run(Inert, both(["stream_s3_status"])) ++
         [tool(N, ctl, ["environment"]) || N <- [Node, Inert]],
-    Texts = [stream_s3_ct_node:log(N) || N <- [Node, Inert]] ++ [unicode:characters_to_binary(T) || {_, T} <- Shown],
-    [?assertEqual(nomatch, binary:match(Text, Word)) || Text <- Texts, Word <- [Secret, list_to_binary(?SECRET)]].
+    Texts = [stream_s3_ct_node:log(N) || N <- [Node, Inert]] ++ [
+        unicode:characters_to_binary(T)
+     || {_, T} <- Shown
+    ],
+    [
+        ?assertEqual(nomatch, binary:match(Text, Word))
+     || Text <- Texts, Word <- [Secret, list_to_binary(?SECRET)]
+    ].
 
 %% Helpers -----------------------------------------------------------------------------------------
 
@@ -224,7 +270,10 @@ streams(Config, Commands) ->
 
 %% Side by side: most of the time of a command is that of the tool's start.
 run(Node, Commands) ->
-    Running = [spawn_monitor(fun() -> exit({done, tool(Node, streams, Command)}) end) || Command <- Commands],
+    Running = [
+        spawn_monitor(fun() -> exit({done, tool(Node, streams, Command)}) end)
+     || Command <- Commands
+    ],
     [
         receive
             {'DOWN', Monitor, process, Pid, {done, Result}} -> Result

@@ -1,4 +1,5 @@
-%% The hooks on a stock osiris: what is added to the code that runs, who calls it, and what is left when the plugin goes.
+%% The hooks on a stock osiris: what is added to the code that runs, who calls it, and what is left when the plugin
+%% goes.
 -module(hooks_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
@@ -68,21 +69,32 @@ enabling_instruments_the_code_that_runs_and_not_the_files(Config) ->
     ?assertEqual(?INSTRUMENTED, instrumented(Node)),
     ?assertEqual([rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader], hooks(Node)),
     ?assertMatch(
-        #{mode := active, osiris_hooks := instrumented, osiris_attached := true}, stream_s3_ct_tier:node_status(Node)
+        #{mode := active, osiris_hooks := instrumented, osiris_attached := true},
+        stream_s3_ct_tier:node_status(Node)
     ),
     %% Each hooked function keeps its body beside the wrapper.
     Functions = rpc(Node, osiris_log, module_info, [functions]),
     [
         ?assertMatch([_ | _], [Arity || {Name, Arity} <- Functions, Name =:= Stock])
-     || Stock <- ['$stock_init', '$stock_init_offset_reader', '$stock_send_file', '$stock_evaluate_retention']
+     || Stock <- [
+            '$stock_init',
+            '$stock_init_offset_reader',
+            '$stock_send_file',
+            '$stock_evaluate_retention'
+        ]
     ],
     [?assertNotEqual(on_disk(Node, Module), loaded(Node, Module)) || Module <- ?INSTRUMENTED],
-    [?assertNot(proplists:is_defined(?PLUGIN, attributes_on_disk(Node, Module))) || Module <- ?INSTRUMENTED].
+    [
+        ?assertNot(proplists:is_defined(?PLUGIN, attributes_on_disk(Node, Module)))
+     || Module <- ?INSTRUMENTED
+    ].
 
 writers_readers_and_retention_call_the_hooks(Config) ->
     Node = broker(Config),
     Client = stream_s3_ct_client:open(Node),
-    ok = stream_s3_ct_client:create(Client, ?STREAM, #{~"stream-max-segment-size-bytes" => ~"1000000"}),
+    ok = stream_s3_ct_client:create(
+        Client, ?STREAM, #{~"stream-max-segment-size-bytes" => ~"1000000"}
+    ),
     %% The writer's hook has found the stream: else nothing would be uploaded. Retention's has trimmed its segments.
     ok = fill(Client, ?STREAM, {0, 400}),
     Floor = tier(Node, ?STREAM, 400),
@@ -186,8 +198,13 @@ processes_inside(Node) ->
         rpc(Node, erlang, process_info, [Pid, [initial_call, current_function]])
      || Pid <- rpc(Node, erlang, processes, [])
     ],
-    [Call || [{_, {Initial, _, _}}, {_, {Current, _, _}}] = Call <- Calls, is_ours(Initial) orelse is_ours(Current)].
+    [
+        Call
+     || [{_, {Initial, _, _}}, {_, {Current, _, _}}] = Call <- Calls,
+        is_ours(Initial) orelse is_ours(Current)
+    ].
 
 is_ours({Module, _}) -> is_ours(Module);
-is_ours(Name) when is_atom(Name) -> string:prefix(atom_to_list(Name), "rabbitmq_stream_s3") =/= nomatch;
+is_ours(Name) when is_atom(Name) ->
+    string:prefix(atom_to_list(Name), "rabbitmq_stream_s3") =/= nomatch;
 is_ours(_) -> false.

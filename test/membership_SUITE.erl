@@ -1,7 +1,8 @@
 %% Three nodes: streams get the members that they should have and lose those whose nodes are gone, if asked to; and
 %% whichever node has the writer uploads.
 %%
-%% One story, told in order. The interval of the reconciler is an hour: whatever it does here, a trigger has made it do.
+%% One story: the order of the cases matters. The interval of the reconciler is an hour, so whatever it does here a
+%% trigger has made it do.
 -module(membership_SUITE).
 
 -include_lib("stdlib/include/assert.hrl").
@@ -25,7 +26,9 @@
 -import(stream_s3_ct_node, [rpc/4, log/1]).
 -import(stream_s3_ct_client, [with_client/2, subscribe/4]).
 -import(stream_s3_ct_records, [fill/3, read/4]).
--import(stream_s3_ct_tier, [counter/2, flush/3, leader/2, members/2, wait_member/2, wait_members/3]).
+-import(stream_s3_ct_tier, [
+    counter/2, flush/3, leader/2, members/2, wait_member/2, wait_members/3
+]).
 -import(stream_s3_ct_wait, [until/3]).
 
 -define(RECONCILER, rabbitmq_stream_s3_membership_reconciliation).
@@ -83,7 +86,9 @@ a_stream_grows_to_its_target_when_it_is_enabled(Config) ->
     [Node | _] = Nodes = cluster(Config),
     S3 = proplists:get_value(s3, Config),
     [
-        N = stream_s3_ct_node:restart(N, element(2, stream_s3_ct_tier:node("", S3, ?TIER ++ ?ENABLED)))
+        N = stream_s3_ct_node:restart(
+            N, element(2, stream_s3_ct_tier:node("", S3, ?TIER ++ ?ENABLED))
+        )
      || N <- Nodes
     ],
     ok = wait_members(Node, ~"grown", names(Nodes)),
@@ -109,7 +114,10 @@ a_new_leader_carries_on_the_upload(Config) ->
 
 members_agree_on_the_statistics_of_both_tiers(Config) ->
     Nodes = cluster(Config),
-    Stats = [with_client(Node, fun(Client) -> stream_s3_ct_client:stats(Client, ~"grown") end) || Node <- Nodes],
+    Stats = [
+        with_client(Node, fun(Client) -> stream_s3_ct_client:stats(Client, ~"grown") end)
+     || Node <- Nodes
+    ],
     ?assertMatch([#{~"first_chunk_id" := 0, ~"committed_chunk_id" := 790}], lists:usort(Stats)).
 
 a_policy_is_a_trigger_and_members_are_added_one_after_the_other(Config) ->
@@ -132,7 +140,11 @@ a_writer_that_comes_is_a_trigger(Config) ->
     Looked = [{N, counter(N, ~"membership_rounds")} || N <- Others],
     ok = target(Node, ~"moves", 3),
     [
-        ok = until("it has looked", fun() -> counter(N, ~"membership_rounds") > Rounds andalso ok end, 60_000)
+        ok = until(
+            "it has looked",
+            fun() -> counter(N, ~"membership_rounds") > Rounds andalso ok end,
+            60_000
+        )
      || {N, Rounds} <- Looked
     ],
     ?assertEqual(2, map_size(members(Node, ~"moves"))),
@@ -163,7 +175,9 @@ a_node_that_comes_back_is_a_trigger(Config) ->
     Waits = fun(N) -> re:run(log(N), "wait for a change: \\[[^]]*node_down") =/= nomatch end,
     ok = until("it waits", fun() -> lists:any(Waits, [Node, Other]) andalso ok end, 60_000),
     ?assertEqual(2, map_size(members(Node, ~"waits"))),
-    {Name, Options} = stream_s3_ct_tier:node("member3", proplists:get_value(s3, Config), ?TIER ++ ?ENABLED),
+    {Name, Options} = stream_s3_ct_tier:node(
+        "member3", proplists:get_value(s3, Config), ?TIER ++ ?ENABLED
+    ),
     Third = stream_s3_ct_node:start(Name, Options),
     ok = wait_members(Node, ~"waits", names(Nodes)),
     ?assertEqual(Before + 1, counted([Node, Other], ~"replicas_added")).
@@ -174,7 +188,10 @@ a_minority_changes_nothing(Config) ->
     Alone = leader(Nodes, ~"grown"),
     Others = Nodes -- [Alone],
     Changes = fun() ->
-        [counted([Alone], Name) || Name <- [~"replicas_added", ~"replicas_removed", ~"changes_refused"]]
+        [
+            counted([Alone], Name)
+         || Name <- [~"replicas_added", ~"replicas_removed", ~"changes_refused"]
+        ]
     end,
     Before = Changes(),
     Said = occurrences(Alone, ~"no_majority"),
@@ -199,7 +216,9 @@ members_on_a_forgotten_node_are_removed(Config) ->
     Ends = [{~"grown", 2 * ?COUNT}, {~"later", ?COUNT}, {~"waits", ?COUNT}],
     [
         begin
-            Removed = fun() -> not lists:member(maps:get(node, Gone), recorded(Node, Stream)) andalso ok end,
+            Removed = fun() ->
+                not lists:member(maps:get(node, Gone), recorded(Node, Stream)) andalso ok
+            end,
             ok = until("the member is removed", Removed, 90_000),
             ok = wait_members(Node, Stream, names(Stay)),
             ok = publish(leader(Stay, Stream), Stream, {End, 100}),
@@ -224,7 +243,10 @@ names(Nodes) ->
     [Name || #{node := Name} <- Nodes].
 
 create(Node, Stream, Size) ->
-    Args = #{~"stream-max-segment-size-bytes" => ~"1000000", ~"initial-cluster-size" => integer_to_binary(Size)},
+    Args = #{
+        ~"stream-max-segment-size-bytes" => ~"1000000",
+        ~"initial-cluster-size" => integer_to_binary(Size)
+    },
     ok = with_client(Node, fun(Client) -> stream_s3_ct_client:create(Client, Stream, Args) end),
     publish(Node, Stream, {0, ?COUNT}).
 
@@ -233,7 +255,9 @@ publish(Node, Stream, Records) ->
 
 whole(Node, Stream, End) ->
     ok = wait_member(Node, Stream),
-    with_client(Node, fun(Client) -> read(Client, subscribe(Client, Stream, first, 10), 0, End) end).
+    with_client(
+        Node, fun(Client) -> read(Client, subscribe(Client, Stream, first, 10), 0, End) end
+    ).
 
 target(Node, Stream, Size) ->
     stream_s3_ct_tier:set_policy(Node, Stream, ?TARGET, Size).

@@ -88,7 +88,12 @@ the_sums_of_the_node_are_those_of_its_streams(Config) ->
     [ok = durable(Node, Stream, Records) || Stream := Records <- Streams],
     Names = [
         <<"rabbitmq_stream_s3_stream_", Name/binary>>
-     || Name <- [~"manifest_total_size", ~"manifest_fragments", ~"edits_since_persist", ~"assembly_payload_bytes"]
+     || Name <- [
+            ~"manifest_total_size",
+            ~"manifest_fragments",
+            ~"edits_since_persist",
+            ~"assembly_payload_bytes"
+        ]
     ],
     PerObject = fetch(Node, "/metrics/per-object"),
     Sums = fetch(Node),
@@ -100,7 +105,10 @@ the_sums_of_the_node_are_those_of_its_streams(Config) ->
     ?assertEqual(0, counter(Node, ~"streams_stalled")),
     %% A stream that goes takes its share with it.
     ok = stream_s3_ct_amqp:delete(Node, ~"sum-2"),
-    ok = until("the sums follow", fun() -> counter(Node, ~"stream_manifest_total_size") < 200_000 andalso ok end).
+    ok = until(
+        "the sums follow",
+        fun() -> counter(Node, ~"stream_manifest_total_size") < 200_000 andalso ok end
+    ).
 
 a_stream_is_found_by_its_labels_and_filters_apply(Config) ->
     Node = broker(Config),
@@ -115,7 +123,9 @@ a_stream_is_found_by_its_labels_and_filters_apply(Config) ->
     %% On the page of sums a stream has no name.
     ?assertEqual([], values(fetch(Node), <<"rabbitmq_", Next/binary>>)),
     Detailed = fun(Query) -> fetch(Node, "/metrics/detailed?" ++ Query) end,
-    InDetail = fun(Page) -> [L || {L, _} <- values(Page, ~"rabbitmq_detailed_stream_s3_stream_persisted_next_offset")] end,
+    InDetail = fun(Page) ->
+        [L || {L, _} <- values(Page, ~"rabbitmq_detailed_stream_s3_stream_persisted_next_offset")]
+    end,
     ?assert(lists:member(Labels, InDetail(Detailed("family=stream_s3_metrics")))),
     ?assert(lists:member(Labels, InDetail(Detailed("family=stream_s3_metrics&vhost=/")))),
     ?assertEqual([], InDetail(Detailed("family=stream_s3_metrics&vhost=other"))),
@@ -140,7 +150,10 @@ wait_shown(Node) ->
 opens_nothing(Node) ->
     ?assertMatch(#{mode := active}, stream_s3_ct_tier:node_status(Node)),
     ?assertEqual(none, fetch(Node)),
-    Protocols = [element(3, Listener) || Listener <- rpc(Node, rabbit_networking, active_listeners, [])],
+    Protocols = [
+        element(3, Listener)
+     || Listener <- rpc(Node, rabbit_networking, active_listeners, [])
+    ],
     ?assertNot(lists:member('http/prometheus', Protocols)),
     Running = [App || {App, _, _} <- rpc(Node, application, which_applications, [])],
     ?assertNot(lists:member(?PAGES, Running)),

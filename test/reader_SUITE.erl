@@ -18,14 +18,18 @@
     absolute_offsets_are_refused_as_stock_refuses_them/1,
     amqp_begins_at_the_very_record/1,
     a_stream_that_does_not_exist_is_refused_and_others_are_read/1,
-    what_comes_next_is_for_whoever_waits_at_the_end/1,
+    what_comes_next_is_for_consumers_that_wait_at_the_end/1,
     nothing_is_skipped_while_both_tiers_are_trimmed/1,
     nothing_went_wrong_meanwhile/1
 ]).
 
 -import(stream_s3_ct_node, [rpc/4]).
--import(stream_s3_ct_places, [both/1, twin/1, boundaries/2, first_chunk/2, resolve_when_known/2, opened/2]).
--import(stream_s3_ct_client, [open/1, close/1, with_client/2, subscribe/4, unsubscribe/2, chunk/2, stats/2, resolve/3]).
+-import(stream_s3_ct_places, [
+    both/1, twin/1, boundaries/2, first_chunk/2, resolve_when_known/2, opened/2
+]).
+-import(stream_s3_ct_client, [
+    open/1, close/1, with_client/2, subscribe/4, unsubscribe/2, chunk/2, stats/2, resolve/3
+]).
 -import(stream_s3_ct_records, [fill/3, chunk_of/1]).
 -import(stream_s3_ct_tier, [counter/2, tier/3, floor/2, range/2]).
 -import(stream_s3_ct_wait, [until/2, until/3]).
@@ -49,7 +53,7 @@ all() ->
         absolute_offsets_are_refused_as_stock_refuses_them,
         amqp_begins_at_the_very_record,
         a_stream_that_does_not_exist_is_refused_and_others_are_read,
-        what_comes_next_is_for_whoever_waits_at_the_end,
+        what_comes_next_is_for_consumers_that_wait_at_the_end,
         nothing_is_skipped_while_both_tiers_are_trimmed,
         nothing_went_wrong_meanwhile
     ].
@@ -65,7 +69,9 @@ end_per_suite(Config) ->
 there_are_boundaries_of_every_kind(Config) ->
     Keys = [Key || #{~"key" := Key} <- stream_s3_ct_s3:objects(proplists:get_value(s3, Config))],
     ?assertEqual(
-        [~".fragment", ~".group", ~".kgroup", ~".manifest"], lists:usort([filename:extension(Key) || Key <- Keys])
+        [~".fragment", ~".group", ~".kgroup", ~".manifest"], lists:usort(
+            [filename:extension(Key) || Key <- Keys]
+        )
     ),
     [?assert(length(boundaries(Config, Node)) > 40) || Node <- both(Config)],
     [?assert(floor(Node, ?STREAM) > ?COUNT div 2) || Node <- both(Config)].
@@ -79,18 +85,24 @@ an_offset_begins_in_the_chunk_that_has_it(Config) ->
             Floor = floor(Node, ?STREAM),
             Served = counter(Node, ~"chunks_served_remote"),
             Edges = inside([Edge + D || Edge <- boundaries(Config, Node), D <- [-1, 0, 1]]),
-            Offsets = lists:usort(Edges ++ inside([Id + D || Id <- maps:keys(Chunks), D <- [0, 2, 9]])),
+            Offsets = lists:usort(
+                Edges ++ inside([Id + D || Id <- maps:keys(Chunks), D <- [0, 2, 9]])
+            ),
             [
                 begin
                     #{id := Id, md5 := Md5} = maps:get(chunk_of(Offset), Chunks),
-                    ?assertMatch({Offset, #{id := Id, md5 := Md5}}, {Offset, first_chunk(Client, Offset)})
+                    ?assertMatch(
+                        {Offset, #{id := Id, md5 := Md5}}, {Offset, first_chunk(Client, Offset)}
+                    )
                 end
              || Offset <- Offsets
             ],
             [
                 begin
                     Id = chunk_of(Offset),
-                    ?assertEqual({Offset, {ok, ?OFFSET, Id}}, {Offset, resolve_when_known(Client, Offset)}),
+                    ?assertEqual(
+                        {Offset, {ok, ?OFFSET, Id}}, {Offset, resolve_when_known(Client, Offset)}
+                    ),
                     ?assertMatch({Offset, #{id := Id}}, {Offset, first_chunk(Twin, Offset)})
                 end
              || Offset <- Edges
@@ -115,19 +127,27 @@ a_time_begins_in_the_first_chunk_that_is_not_older(Config) ->
             Floor = floor(Node, ?STREAM),
             [AtFloor] = [Time || #{id := Id, timestamp := Time} <- Chunks, Id =:= Floor],
             Attach = fun(Asked) ->
-                [#{id := Id, timestamp := Time} | _] = [C || #{timestamp := T} = C <- Chunks, T >= Asked],
+                [#{id := Id, timestamp := Time} | _] = [
+                    C
+                 || #{timestamp := T} = C <- Chunks, T >= Asked
+                ],
                 Found = first_chunk(Client, {timestamp, Asked}),
                 ?assertMatch({Asked, #{id := Id, timestamp := Time}}, {Asked, Found}),
-                ?assertEqual({Asked, {ok, ?OFFSET, Id}}, {Asked, resolve_when_known(Client, {timestamp, Asked})})
+                ?assertEqual(
+                    {Asked, {ok, ?OFFSET, Id}},
+                    {Asked, resolve_when_known(Client, {timestamp, Asked})}
+                )
             end,
             Known = [Time || Time <- Around, Time =< lists:last(Times)],
-            %% What is behind an older local chunk is read locally, without a request. Whoever asks for the very first
-            %% local chunk is sent to the remote tier: others of its time may come before it.
+            %% What is behind an older local chunk is read locally, without a request. A consumer that asks for the very
+            %% first local chunk is sent to the remote tier: others of its time may come before it.
             Before = counter(Node, ~"chunks_served_remote"),
             Requests = length(stream_s3_ct_s3:requests(S3, [{"operation", "GetObject"}])),
             lists:foreach(Attach, [Time || Time <- Known, Time > AtFloor]),
             ?assertEqual(Before, counter(Node, ~"chunks_served_remote")),
-            ?assertEqual(Requests, length(stream_s3_ct_s3:requests(S3, [{"operation", "GetObject"}]))),
+            ?assertEqual(
+                Requests, length(stream_s3_ct_s3:requests(S3, [{"operation", "GetObject"}]))
+            ),
             lists:foreach(Attach, [Time || Time <- Known, Time =< AtFloor]),
             ?assert(counter(Node, ~"chunks_served_remote") > Before),
             close(Client)
@@ -149,7 +169,9 @@ first_last_next_and_places_beyond_the_end_are_those_of_stock(Config) ->
              || Spec <- [first, last]
             ],
             [
-                ?assertEqual({Spec, resolve(Twin, ?STREAM, Spec)}, {Spec, resolve_when_known(Client, Spec)})
+                ?assertEqual(
+                    {Spec, resolve(Twin, ?STREAM, Spec)}, {Spec, resolve_when_known(Client, Spec)}
+                )
              || Spec <- [first, last, next, ?COUNT, ?COUNT + 1_000, 1 bsl 62]
             ],
             ?assertEqual({ok, ?OFFSET, ?COUNT}, resolve_when_known(Client, {timestamp, Last + 1})),
@@ -160,7 +182,10 @@ first_last_next_and_places_beyond_the_end_are_those_of_stock(Config) ->
     close(Twin).
 
 statistics_are_those_of_stock(Config) ->
-    Stats = [with_client(Node, fun(Client) -> stats(Client, ?STREAM) end) || Node <- [twin(Config) | both(Config)]],
+    Stats = [
+        with_client(Node, fun(Client) -> stats(Client, ?STREAM) end)
+     || Node <- [twin(Config) | both(Config)]
+    ],
     ?assertMatch([#{~"first_chunk_id" := 0, ~"committed_chunk_id" := 990}], lists:usort(Stats)).
 
 the_number_of_messages_is_that_of_both_tiers(Config) ->
@@ -188,7 +213,9 @@ absolute_offsets_are_refused_as_stock_refuses_them(Config) ->
                     {ok, Next} when Offset < Floor ->
                         %% A remote reader begins at the offset itself; the chunk that has it is what it reads.
                         ?assertEqual({Offset, Offset}, {Offset, Next}),
-                        ?assertEqual({Offset, {ok, chunk_of(Offset)}}, {Offset, opened(Twin, Offset)});
+                        ?assertEqual(
+                            {Offset, {ok, chunk_of(Offset)}}, {Offset, opened(Twin, Offset)}
+                        );
                     Answer ->
                         ?assertEqual({Offset, opened(Twin, Offset)}, {Offset, Answer})
                 end
@@ -209,7 +236,10 @@ amqp_begins_at_the_very_record(Config) ->
         {~"x-stream-max-segment-size-bytes", long, 1_000_000}, {~"x-initial-cluster-size", long, 2}
     ]),
     %% Each time at least one chunk.
-    [ok = stream_s3_ct_amqp:publish(Writer, Stream, {First, 50}, Size) || First <- lists:seq(0, Count - 1, 50)],
+    [
+        ok = stream_s3_ct_amqp:publish(Writer, Stream, {First, 50}, Size)
+     || First <- lists:seq(0, Count - 1, 50)
+    ],
     Offsets = stream_s3_ct_amqp:consume(Writer, Stream, {longstr, ~"first"}, {0, Count}, Size),
     Next = lists:last(Offsets) + 1,
     [
@@ -223,9 +253,14 @@ amqp_begins_at_the_very_record(Config) ->
                     Until = min(Number + 50, Count),
                     Records = {Number, Until - Number},
                     Expected = [Offset | _] = lists:sublist(Offsets, Number + 1, Until - Number),
-                    Classic = stream_s3_ct_amqp:consume(Node, Stream, {long, Offset}, Records, Size),
+                    Classic = stream_s3_ct_amqp:consume(
+                        Node, Stream, {long, Offset}, Records, Size
+                    ),
                     ?assertEqual({~"0-9-1", Expected}, {~"0-9-1", Classic}),
-                    ?assertEqual({~"1.0", Expected}, {~"1.0", stream_s3_ct_amqp10:consume(Node, Stream, Offset, Records, Size)})
+                    ?assertEqual(
+                        {~"1.0", Expected},
+                        {~"1.0", stream_s3_ct_amqp10:consume(Node, Stream, Offset, Records, Size)}
+                    )
                 end
              || Number <- lists:usort([0, 2, 99, 100, Local - 1, Local, Local + 2, Count - 1]),
                 Number < Count
@@ -243,7 +278,10 @@ a_stream_that_does_not_exist_is_refused_and_others_are_read(Config) ->
             Client = open(Node),
             Open = subscribe(Client, ?STREAM, first, 1),
             ?assertMatch(#{id := 0}, chunk(Client, Open)),
-            ?assertEqual({error, StreamDoesNotExist}, stream_s3_ct_client:subscribe(Client, ~"missing", first, 1, #{})),
+            ?assertEqual(
+                {error, StreamDoesNotExist},
+                stream_s3_ct_client:subscribe(Client, ~"missing", first, 1, #{})
+            ),
             ?assertEqual({error, StreamDoesNotExist}, resolve(Client, ~"missing", first)),
             ok = stream_s3_ct_client:credit(Client, Open, 1),
             ?assertMatch(#{id := 10}, chunk(Client, Open)),
@@ -252,14 +290,17 @@ a_stream_that_does_not_exist_is_refused_and_others_are_read(Config) ->
      || Node <- both(Config)
     ].
 
-what_comes_next_is_for_whoever_waits_at_the_end(Config) ->
+what_comes_next_is_for_consumers_that_wait_at_the_end(Config) ->
     [Writer | _] = Nodes = both(Config),
     Specs = [next, ?COUNT, ?COUNT + 1_000, {timestamp, erlang:system_time(millisecond) + 60_000}],
     Waiting = [
         {Client, subscribe(Client, ?STREAM, Spec, 1)}
      || Node <- [twin(Config) | Nodes], Client <- [open(Node)], Spec <- Specs
     ],
-    [with_client(Node, fun(Client) -> ok = fill(Client, ?STREAM, {?COUNT, 10}) end) || Node <- [Writer, twin(Config)]],
+    [
+        with_client(Node, fun(Client) -> ok = fill(Client, ?STREAM, {?COUNT, 10}) end)
+     || Node <- [Writer, twin(Config)]
+    ],
     [?assertMatch(#{id := ?COUNT}, chunk(Client, Id)) || {Client, Id} <- Waiting],
     [close(Client) || Client <- lists:usort([Client || {Client, _} <- Waiting])].
 
@@ -314,8 +355,11 @@ attach_while(Writing, Begin, Clients, Rounds) ->
     {Node, Client} = lists:nth(rand:uniform(2), Clients),
     {First, Next} = range(Node, ?STREAM),
     Random = First + rand:uniform(Next - First - 20) - 1,
-    {Spec, Asked} = lists:nth(rand:uniform(4), [{first, First}, {0, First}, {First, First}, {Random, Random}]),
-    Id = subscribe(Client, ?STREAM, Spec, 2),
+    {Spec, Asked} = lists:nth(
+        rand:uniform(4), [{first, First}, {0, First}, {First, First}, {Random, Random}]
+    ),
+    %% Of four, so that the second chunk needs no more credit (see subscribe/4).
+    Id = subscribe(Client, ?STREAM, Spec, 4),
     Chunk = #{id := Found, next := Following} = chunk(Client, Id),
 
     FollowUp = #{id := Then} = chunk(Client, Id),

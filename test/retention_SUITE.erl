@@ -4,7 +4,9 @@
 
 -include_lib("stdlib/include/assert.hrl").
 
--export([all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2]).
+-export([
+    all/0, suite/0, init_per_suite/1, end_per_suite/1, init_per_testcase/2, end_per_testcase/2
+]).
 -export([
     local_segments_stay_until_they_are_durable/1,
     a_slow_stream_is_durable_by_age/1,
@@ -18,7 +20,9 @@
 
 -import(stream_s3_ct_client, [with_client/2, subscribe/4, chunk/2, stats/2]).
 -import(stream_s3_ct_records, [fill/3, read/4]).
--import(stream_s3_ct_tier, [flush/3, tier/3, range/2, fragments/3, floor/2, segments/2, set_policy/4]).
+-import(stream_s3_ct_tier, [
+    flush/3, tier/3, range/2, fragments/3, floor/2, segments/2, set_policy/4
+]).
 -import(stream_s3_ct_wait, [until/2, until/3]).
 
 -define(NEIGHBOUR, ~"neighbour").
@@ -40,7 +44,9 @@ all() ->
 
 init_per_suite(Config) ->
     S3 = stream_s3_ct_s3:start("retention-suite"),
-    {Name, Options} = stream_s3_ct_tier:node("retention1", S3, [{"fragment_size", "300000"}, {"fragment_max_age", "1s"}]),
+    {Name, Options} = stream_s3_ct_tier:node(
+        "retention1", S3, [{"fragment_size", "300000"}, {"fragment_max_age", "1s"}]
+    ),
     Node = stream_s3_ct_node:start(Name, Options),
     ok = create(Node, ?NEIGHBOUR, #{}),
     ok = publish(Node, ?NEIGHBOUR, {0, 400}),
@@ -66,7 +72,10 @@ local_segments_stay_until_they_are_durable(Config) ->
     ok = publish(Node, Stream, {0, 200}),
     ok = flush(Node, Stream, 200),
     ok = stream_s3_ct_s3:fault(S3, #{
-        name => ~"held", operation => ~"PutObject", key => stream_s3_ct_tier:stream_id(Node, Stream), hang => ~"gate"
+        name => ~"held",
+        operation => ~"PutObject",
+        key => stream_s3_ct_tier:stream_id(Node, Stream),
+        hang => ~"gate"
     }),
     ok = publish(Node, Stream, {200, 400}),
     [_ | _] = stream_s3_ct_s3:wait_requests(S3, 1, [{"hanging", "gate"}]),
@@ -92,7 +101,7 @@ max_length_bytes_of_a_policy_bounds_both_tiers(Config) ->
     _ = tier(Node, Stream, 400),
     Before = fragments(S3, Node, Stream),
     ok = set_policy(Node, Stream, ~"max-length-bytes", 1_000_000),
-    %% As in stock: the bound is looked at when the stream continues.
+    %% As in stock: the bound is applied when the stream continues.
     ok = publish(Node, Stream, {400, 20}),
     ok = flush(Node, Stream, 420),
     First = wait_begins(Node, Stream, 1),
@@ -153,7 +162,9 @@ a_deleted_stream_leaves_no_object(Config) ->
     Id = stream_s3_ct_tier:stream_id(Node, Stream),
     ?assertMatch([_ | _], stream_s3_ct_s3:keys(S3, [Id])),
     ok = stream_s3_ct_amqp:delete(Node, Stream),
-    ok = until("its objects are gone", fun() -> stream_s3_ct_s3:keys(S3, [Id]) =:= [] andalso ok end).
+    ok = until(
+        "its objects are gone", fun() -> stream_s3_ct_s3:keys(S3, [Id]) =:= [] andalso ok end
+    ).
 
 the_neighbour_has_kept_everything(Config) ->
     {Node, S3, _} = setup(Config),
@@ -164,11 +175,17 @@ the_neighbour_has_kept_everything(Config) ->
 %% Helpers -----------------------------------------------------------------------------------------
 
 setup(Config) ->
-    {proplists:get_value(broker, Config), proplists:get_value(s3, Config), proplists:get_value(stream, Config)}.
+    {
+        proplists:get_value(broker, Config),
+        proplists:get_value(s3, Config),
+        proplists:get_value(stream, Config)
+    }.
 
 create(Node, Stream, Args) ->
     with_client(Node, fun(Client) ->
-        stream_s3_ct_client:create(Client, Stream, Args#{~"stream-max-segment-size-bytes" => ~"1000000"})
+        stream_s3_ct_client:create(
+            Client, Stream, Args#{~"stream-max-segment-size-bytes" => ~"1000000"}
+        )
     end).
 
 publish(Node, Stream, Records) ->
@@ -176,10 +193,12 @@ publish(Node, Stream, Records) ->
 
 %% From there on, everything is as it was published.
 whole(Node, Stream, First, End) ->
-    with_client(Node, fun(Client) -> read(Client, subscribe(Client, Stream, first, 10), First, End) end).
+    with_client(
+        Node, fun(Client) -> read(Client, subscribe(Client, Stream, first, 10), First, End) end
+    ).
 
-%% Where the stream begins for consumers and in the statistics. The local log may reach further back than what is left in
-%% S3: of it whole segments go.
+%% Where the stream begins for consumers and in the statistics. The local log may reach further back than what is
+%% left in S3: of it whole segments go.
 begins(Node, Stream) ->
     First = min(element(1, range(Node, Stream)), floor(Node, Stream)),
     with_client(Node, fun(Client) ->

@@ -3,7 +3,16 @@
 
 -include_lib("amqp_client/include/amqp_client.hrl").
 
--export([declare/2, declare/3, declare_classic/2, delete/2, publish/4, consume/4, consume/5, with_channel/2]).
+-export([
+    declare/2,
+    declare/3,
+    declare_classic/2,
+    delete/2,
+    publish/4,
+    consume/4,
+    consume/5,
+    with_channel/2
+]).
 
 %% The record is named by its number in the stream: of AMQP publishers osiris keeps chunks of its own,
 %% which take offsets and are delivered to nobody.
@@ -21,7 +30,9 @@ declare(Node, Stream) ->
 declare(Node, Stream, Args) ->
     with_channel(Node, fun(Channel) ->
         #'queue.declare_ok'{} = amqp_channel:call(Channel, #'queue.declare'{
-            queue = Stream, durable = true, arguments = [{~"x-queue-type", longstr, ~"stream"} | Args]
+            queue = Stream,
+            durable = true,
+            arguments = [{~"x-queue-type", longstr, ~"stream"} | Args]
         }),
         ok
     end).
@@ -30,7 +41,9 @@ declare(Node, Stream, Args) ->
 -spec declare_classic(stream_s3_ct_node:t(), binary()) -> ok.
 declare_classic(Node, Queue) ->
     with_channel(Node, fun(Channel) ->
-        #'queue.declare_ok'{} = amqp_channel:call(Channel, #'queue.declare'{queue = Queue, durable = true}),
+        #'queue.declare_ok'{} = amqp_channel:call(
+            Channel, #'queue.declare'{queue = Queue, durable = true}
+        ),
         ok
     end).
 
@@ -85,7 +98,9 @@ receive_record(Channel, Sequence, Size) ->
             #'P_basic'{headers = Headers} = Props,
             {_, _, Offset} = lists:keyfind(~"x-stream-offset", 1, Headers),
             Payload =:= payload(Sequence, Size) orelse
-                ct:fail("record ~b at offset ~b: ~p", [Sequence, Offset, binary:part(Payload, 0, 16)]),
+                ct:fail(
+                    "record ~b at offset ~b: ~p", [Sequence, Offset, binary:part(Payload, 0, 16)]
+                ),
             ok = amqp_channel:cast(Channel, #'basic.ack'{delivery_tag = Tag}),
             Offset
     after ?WAIT_MS ->

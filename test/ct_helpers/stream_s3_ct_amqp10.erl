@@ -17,7 +17,10 @@
 consume(#{amqp_port := Port}, Stream, Offset, {First, Count}, Size) ->
     {ok, _} = application:ensure_all_started(amqp10_client),
     {ok, Connection} = amqp10_client:open_connection(#{
-        address => "127.0.0.1", port => Port, container_id => ~"ct", sasl => {plain, ~"guest", ~"guest"}
+        address => "127.0.0.1",
+        port => Port,
+        container_id => ~"ct",
+        sasl => {plain, ~"guest", ~"guest"}
     }),
     {ok, Session} = amqp10_client:begin_session_sync(Connection),
     Filter = #{~"rabbitmq:stream-offset-spec" => Offset},
@@ -25,7 +28,10 @@ consume(#{amqp_port := Port}, Stream, Offset, {First, Count}, Size) ->
         Session, ~"ct", <<"/queues/", Stream/binary>>, settled, none, Filter
     ),
     ok = amqp10_client:flow_link_credit(Receiver, ?CREDIT, ?CREDIT div 2),
-    Offsets = [receive_record(Receiver, Number, Size) || Number <- lists:seq(First, First + Count - 1)],
+    Offsets = [
+        receive_record(Receiver, Number, Size)
+     || Number <- lists:seq(First, First + Count - 1)
+    ],
     ok = amqp10_client:close_connection(Connection),
     ok = forget(Connection, Receiver),
     Offsets.

@@ -8,8 +8,10 @@
 
 -export([open/1, close/1, with_client/2]).
 -export([create/3, delete/2, publish/3, store_offset/4, stored_offset/3]).
--export([subscribe/4, subscribe/5, unsubscribe/2, credit/3, chunk/2, chunk/3, chunks/3, unavailable/1]).
--export([stats/2, resolve/3, leader_port/2]).
+-export([
+    subscribe/4, subscribe/5, unsubscribe/2, credit/3, chunk/2, chunk/3, chunks/3, unavailable/1
+]).
+-export([stats/2, resolve/3, leader_port/2, is_available/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2]).
 
 -type client() :: pid().
@@ -29,7 +31,9 @@
 open(#{stream_port := Port}) ->
     {ok, Client} = gen_server:start_link(?MODULE, {self(), Port}, []),
     Plain = <<0, "guest", 0, "guest">>,
-    {peer_properties, ?OK, _} = request(Client, {peer_properties, #{~"product" => ~"stream_s3_ct"}}),
+    {peer_properties, ?OK, _} = request(
+        Client, {peer_properties, #{~"product" => ~"stream_s3_ct"}}
+    ),
     {sasl_handshake, ?OK, _} = request(Client, sasl_handshake),
     {sasl_authenticate, ?OK} = request(Client, {sasl_authenticate, ~"PLAIN", Plain}),
     ok = gen_server:call(Client, tune, ?CALL_MS),
@@ -79,12 +83,15 @@ stored_offset(Client, Reference, Stream) ->
         {query_offset, _NoOffset, _} -> none
     end.
 
+%% With half of the first credit or less left, the server sends nothing until it is given more.
 -spec subscribe(client(), binary(), osiris:offset_spec(), non_neg_integer()) -> Id :: 0..255.
 subscribe(Client, Stream, Spec, Credit) ->
     {ok, Id} = subscribe(Client, Stream, Spec, Credit, #{}),
     Id.
 
--spec subscribe(client(), binary(), osiris:offset_spec(), non_neg_integer(), #{binary() => binary()}) ->
+-spec subscribe(
+    client(), binary(), osiris:offset_spec(), non_neg_integer(), #{binary() => binary()}
+) ->
     {ok, 0..255} | {error, pos_integer()}.
 subscribe(Client, Stream, Spec, Credit, Properties) ->
     Id = erlang:unique_integer([positive]) rem 256,
@@ -149,12 +156,19 @@ signed(Value) ->
     Signed.
 
 %% What a place is resolved to. Not `ok`: the server does not know it now, ask again.
--spec resolve(client(), binary(), osiris:offset_spec()) -> {ok, Type :: term(), Value :: term()} | {error, pos_integer()}.
+-spec resolve(client(), binary(), osiris:offset_spec()) ->
+    {ok, Type :: term(), Value :: term()} | {error, pos_integer()}.
 resolve(Client, Stream, Spec) ->
     case request(Client, {resolve_offset_spec, Stream, Spec, #{}}) of
         {resolve_offset_spec, ?OK, Type, Value} -> {ok, Type, Value};
         Refused -> {error, element(2, Refused)}
     end.
+
+%% Whether there is a leader to publish to, and a member here that answers.
+-spec is_available(client(), binary()) -> boolean().
+is_available(Client, Stream) ->
+    leader_port(Client, Stream) =/= none andalso
+        element(2, request(Client, {stream_stats, Stream})) =:= ?OK.
 
 %% The stream port of the node that has the writer.
 -spec leader_port(client(), binary()) -> inet:port_number() | none.
@@ -182,8 +196,8 @@ forget(Client, Id) ->
     end.
 
 parse(
-    <<5:4, _:4, _Type:8, _Entries:16, Records:32, Timestamp:64/signed, _Epoch:64, Id:64, Crc:32, Size:32, _Trailer:32,
-        _:32, Data:Size/binary, _/binary>>
+    <<5:4, _:4, _Type:8, _Entries:16, Records:32, Timestamp:64/signed, _Epoch:64, Id:64, Crc:32,
+        Size:32, _Trailer:32, _:32, Data:Size/binary, _/binary>>
 ) ->
     Crc =:= erlang:crc32(Data) orelse ct:fail("chunk ~b does not have its checksum", [Id]),
     #{id => Id, next => Id + Records, timestamp => Timestamp, data => Data}.
@@ -226,14 +240,18 @@ handle_call({publish, Stream, _} = Publish, From, #{publishes_to := none} = Stat
     Declared = ask({declare_publisher, ?PUBLISHER, ~"", Stream}, none, State),
     handle_call(Publish, From, Declared#{publishes_to := Stream});
 handle_call({publish, _, _} = Publish, From, State) ->
-    handle_call(Publish, From, (ask({delete_publisher, ?PUBLISHER}, none, State))#{publishes_to := none}).
+    handle_call(
+        Publish, From, (ask({delete_publisher, ?PUBLISHER}, none, State))#{publishes_to := none}
+    ).
 
 handle_cast({send, Command}, State) ->
     send(Command, State),
     {noreply, State}.
 
 handle_info({tcp, _, Data}, #{codec := Codec0} = State) ->
-    {Commands, Codec} = rabbit_stream_core:all_commands(rabbit_stream_core:incoming_data(Data, Codec0)),
+    {Commands, Codec} = rabbit_stream_core:all_commands(
+        rabbit_stream_core:incoming_data(Data, Codec0)
+    ),
     {noreply, lists:foldl(fun handle/2, State#{codec := Codec}, Commands)};
 handle_info({tcp_closed, _}, #{owner := Owner} = State) ->
     Owner ! {closed, self()},

@@ -33,7 +33,10 @@ start(Name, Options) ->
 %% Starts several at once. Answers in their order.
 -spec start_all([{string(), options()}]) -> [t()].
 start_all(Nodes) ->
-    Starting = [spawn_monitor(fun() -> exit({node, start(Name, Options)}) end) || {Name, Options} <- Nodes],
+    Starting = [
+        spawn_monitor(fun() -> exit({node, start(Name, Options)}) end)
+     || {Name, Options} <- Nodes
+    ],
     [started(Pid, Monitor) || {Pid, Monitor} <- Starting].
 
 started(Pid, Monitor) ->
@@ -68,7 +71,7 @@ kill(#{name := Name, env := Env}) ->
     _ = script(["kill", Name], Env),
     ok.
 
-%% Kills a node and removes its data. Its log stays in the run folder, for whoever looks into a failure.
+%% Kills a node and removes its data. Its log stays in the run folder, to look into a failure.
 -spec wipe(t()) -> ok.
 wipe(#{name := Name, env := Env, log := Log}) ->
     {ok, _} = file:copy(Log, filename:join(os:getenv("STREAM_S3_RUN"), Name ++ ".log")),
@@ -179,7 +182,10 @@ handle(Name, Env) ->
 
 conf_file(Name, Options) ->
     Conf = filename:join(os:getenv("STREAM_S3_RUN"), Name ++ ".conf"),
-    Lines = [io_lib:format("~ts = ~ts~n", [Key, Value]) || {Key, Value} <- maps:get(conf, Options, [])],
+    Lines = [
+        io_lib:format("~ts = ~ts~n", [Key, Value])
+     || {Key, Value} <- maps:get(conf, Options, [])
+    ],
     ok = file:write_file(Conf, Lines),
     Conf.
 
@@ -211,5 +217,6 @@ run(Args, Env) ->
 collect(Port, Output) ->
     receive
         {Port, {data, Data}} -> collect(Port, [Output, Data]);
-        {Port, {exit_status, Status}} -> {Status, unicode:characters_to_list(iolist_to_binary(Output))}
+        {Port, {exit_status, Status}} ->
+            {Status, unicode:characters_to_list(iolist_to_binary(Output))}
     end.

@@ -35,11 +35,18 @@ values(Page, Name) ->
     [{Labels, Value} || {N, Labels, Value} <- Page, N =:= Name].
 
 parse(Text) ->
-    [sample(Line) || Line <- binary:split(Text, ~"\n", [global, trim_all]), binary:first(Line) =/= $#].
+    [
+        sample(Line)
+     || Line <- binary:split(Text, ~"\n", [global, trim_all]), binary:first(Line) =/= $#
+    ].
 
 sample(Line) ->
     {match, [Name, Labels, Value]} =
-        re:run(Line, ~"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\\{(.*)\\})?\\s+(\\S+)", [{capture, all_but_first, binary}]),
+        re:run(
+            Line,
+            ~"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\\{(.*)\\})?\\s+(\\S+)",
+            [{capture, all_but_first, binary}]
+        ),
     {Name, Labels, number(Value)}.
 
 number(~"+Inf") ->

@@ -14,7 +14,9 @@
 
 -type config() :: [{atom(), term()}].
 %% A chunk without its bytes: Common Test prints what cases share, and what an assertion compares.
--type summary() :: #{id := osiris:offset(), next := osiris:offset(), timestamp := integer(), md5 := binary()}.
+-type summary() :: #{
+    id := osiris:offset(), next := osiris:offset(), timestamp := integer(), md5 := binary()
+}.
 
 -define(STREAM, ~"places").
 -define(COUNT, 1_000).
@@ -26,19 +28,26 @@ start(Config) ->
     %% Two chunks in a fragment, four of a kind in a group.
     Settings = [{"fragment_size", "200000"}, {"rebalance_threshold", "4"}],
     [One, Two, Twin] = stream_s3_ct_node:start_all(
-        [stream_s3_ct_tier:node(Name, S3, Settings) || Name <- ["places1", "places2"]] ++ [{"places3", #{}}]
+        [stream_s3_ct_tier:node(Name, S3, Settings) || Name <- ["places1", "places2"]] ++ [
+            {"places3", #{}}
+        ]
     ),
     ok = stream_s3_ct_node:join(Two, One),
     Args = #{~"stream-max-segment-size-bytes" => ~"1000000"},
     [
         with_client(Node, fun(Client) ->
-            ok = stream_s3_ct_client:create(Client, ?STREAM, Args#{~"initial-cluster-size" => Members})
+            ok = stream_s3_ct_client:create(
+                Client, ?STREAM, Args#{~"initial-cluster-size" => Members}
+            )
         end)
      || {Node, Members} <- [{One, ~"2"}, {Twin, ~"1"}]
     ],
     Writer = stream_s3_ct_tier:leader([One, Two], ?STREAM),
     [Replica] = [One, Two] -- [Writer],
-    [with_client(Node, fun(Client) -> ok = fill(Client, ?STREAM, {0, ?COUNT}) end) || Node <- [Writer, Twin]],
+    [
+        with_client(Node, fun(Client) -> ok = fill(Client, ?STREAM, {0, ?COUNT}) end)
+     || Node <- [Writer, Twin]
+    ],
     _ = tier(Writer, ?STREAM, ?COUNT),
     _ = tier(Replica, ?STREAM, ?COUNT),
     Chunks = all_chunks(Writer),
@@ -82,7 +91,8 @@ first_chunk(Client, Spec) ->
     summary(Chunk).
 
 %% The server may say that it does not know the place now.
--spec resolve_when_known(stream_s3_ct_client:client(), osiris:offset_spec()) -> {ok, term(), term()}.
+-spec resolve_when_known(stream_s3_ct_client:client(), osiris:offset_spec()) ->
+    {ok, term(), term()}.
 resolve_when_known(Client, Spec) ->
     until("the place is known", fun() ->
         case resolve(Client, ?STREAM, Spec) of
@@ -95,7 +105,8 @@ resolve_when_known(Client, Spec) ->
 -spec opened(stream_s3_ct_node:t(), osiris:offset()) -> {ok, osiris:offset()} | {error, term()}.
 opened(Node, Offset) ->
     Text =
-        "[Member] = [Pid || {Pid, _, _, _, {resource, _, queue, S}, _} <- ets:tab2list(osiris_reader_context_cache),"
+        "[Member] = [Pid ||"
+        "  {Pid, _, _, _, {resource, _, queue, S}, _} <- ets:tab2list(osiris_reader_context_cache),"
         "  S =:= Stream],"
         "case osiris:init_reader(Member, {abs, Offset}, {{test, self()}, []}, #{}) of"
         "  {ok, Log} -> Next = osiris_log:next_offset(Log), ok = osiris_log:close(Log), {ok, Next};"
@@ -105,7 +116,8 @@ opened(Node, Offset) ->
 
 all_chunks(Node) ->
     with_client(Node, fun(Client) ->
-        [summary(Chunk) || Chunk <- stream_s3_ct_client:chunks(Client, subscribe(Client, ?STREAM, first, 10), ?COUNT)]
+        Id = subscribe(Client, ?STREAM, first, 10),
+        [summary(Chunk) || Chunk <- stream_s3_ct_client:chunks(Client, Id, ?COUNT)]
     end).
 
 summary(#{data := Data} = Chunk) ->

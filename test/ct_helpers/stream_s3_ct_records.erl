@@ -1,6 +1,7 @@
 %% Records whose every byte follows from their number, in chunks that are the same on every node.
 %%
-%% Over the stream protocol: ten records of 10 kB to a chunk, so record N is at offset N and a chunk begins at each tenth.
+%% Over the stream protocol: ten records of 10 kB to a chunk. So record N is at offset N, and a chunk begins at each
+%% tenth.
 -module(stream_s3_ct_records).
 
 -export([fill/3, read/4, check/1, chunk_of/1, payload/2]).
@@ -11,8 +12,12 @@
 -define(CHUNK_RECORDS, 10).
 
 %% Publishes whole chunks of records, each confirmed before the next, and each of a time of its own.
--spec fill(stream_s3_ct_client:client(), binary(), {First :: osiris:offset(), Count :: pos_integer()}) -> ok.
-fill(Client, Stream, {First, Count}) when First rem ?CHUNK_RECORDS =:= 0, Count rem ?CHUNK_RECORDS =:= 0 ->
+-spec fill(
+    stream_s3_ct_client:client(), binary(), {First :: osiris:offset(), Count :: pos_integer()}
+) -> ok.
+fill(
+    Client, Stream, {First, Count}
+) when First rem ?CHUNK_RECORDS =:= 0, Count rem ?CHUNK_RECORDS =:= 0 ->
     lists:foreach(
         fun(Id) ->
             Numbers = lists:seq(Id, Id + ?CHUNK_RECORDS - 1),
@@ -40,7 +45,9 @@ check(#{id := Id, next := Next, data := Data}) ->
     length(Records) =:= Next - Id orelse ct:fail("chunk ~b has ~b records", [Id, length(Records)]),
     lists:foreach(
         fun({Offset, Record}) ->
-            Record =:= payload(Offset, ?RECORD_BYTES) orelse ct:fail("the record at offset ~b is another", [Offset])
+            Record =:= payload(Offset, ?RECORD_BYTES) orelse ct:fail(
+                "the record at offset ~b is another", [Offset]
+            )
         end,
         lists:enumerate(Id, Records)
     ).

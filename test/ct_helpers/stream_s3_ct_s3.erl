@@ -110,7 +110,14 @@ http(#{control := Control}, Method, Path, Body) ->
 hold(Parent, Ref, Bucket) ->
     Port = open_port(
         {spawn_executable, os:getenv("STREAM_S3_SERVER")},
-        [{args, ["--until-eof", "--bucket", Bucket]}, {line, 65536}, use_stdio, exit_status, hide, binary]
+        [
+            {args, ["--until-eof", "--bucket", Bucket]},
+            {line, 65536},
+            use_stdio,
+            exit_status,
+            hide,
+            binary
+        ]
     ),
     receive
         {Port, {data, {eol, Line}}} ->

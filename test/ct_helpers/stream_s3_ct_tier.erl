@@ -38,7 +38,8 @@ stream_id(Node, Stream) ->
     iolist_to_binary(maps:get(name, queue_state(Node, Stream))).
 
 %% What the readers of this node count on in S3, or none while that is not known.
--spec range(stream_s3_ct_node:t(), binary()) -> {First :: osiris:offset(), Next :: osiris:offset()} | none.
+-spec range(stream_s3_ct_node:t(), binary()) ->
+    {First :: osiris:offset(), Next :: osiris:offset()} | none.
 range(Node, Stream) ->
     case rpc(Node, rabbitmq_stream_s3_manifest_replica, range, [stream_id(Node, Stream)]) of
         {ok, #{first_offset := First, next_offset := Next}} -> {First, Next};
@@ -56,11 +57,14 @@ counter(Node, Name) ->
     stream_s3_ct_page:sum(Page, Full).
 
 %% A policy of a stream's own, named as the stream.
--spec set_policy(stream_s3_ct_node:t(), binary(), binary(), term()) -> ok | {error_string, string()}.
+-spec set_policy(stream_s3_ct_node:t(), binary(), binary(), term()) ->
+    ok | {error_string, string()}.
 set_policy(Node, Stream, Key, Value) ->
     Definition = iolist_to_binary(json:encode(#{Key => Value})),
     Pattern = <<"^", Stream/binary, "$">>,
-    rpc(Node, rabbit_policy, parse_set, [~"/", Stream, Pattern, Definition, ~"0", ~"streams", ~"ct"]).
+    rpc(
+        Node, rabbit_policy, parse_set, [~"/", Stream, Pattern, Definition, ~"0", ~"streams", ~"ct"]
+    ).
 
 %% Makes everything below an offset durable in S3, without waiting for size or age of a fragment.
 -spec flush(stream_s3_ct_node:t(), binary(), osiris:offset()) -> ok.
@@ -76,7 +80,9 @@ flush(Node, Stream, Next) ->
                 false
         end
     end,
-    until(lists:flatten(io_lib:format("~ts is durable up to ~b", [Stream, Next])), Flushed, ?WAIT_MS).
+    until(
+        lists:flatten(io_lib:format("~ts is durable up to ~b", [Stream, Next])), Flushed, ?WAIT_MS
+    ).
 
 %% Waits until the readers of this node count on S3 for everything below an offset.
 -spec wait_persisted(stream_s3_ct_node:t(), binary(), osiris:offset()) -> ok.
@@ -87,7 +93,11 @@ wait_persisted(Node, Stream, Next) ->
             _ -> false
         end
     end,
-    until(lists:flatten(io_lib:format("~ts is known to be durable up to ~b", [Stream, Next])), Known, ?WAIT_MS).
+    until(
+        lists:flatten(io_lib:format("~ts is known to be durable up to ~b", [Stream, Next])),
+        Known,
+        ?WAIT_MS
+    ).
 
 %% Waits until local segments have gone and answers where the local log begins by then.
 -spec wait_trimmed(stream_s3_ct_node:t(), binary()) -> osiris:offset().
@@ -111,7 +121,9 @@ tier(Node, Stream, Next) ->
 -spec segments(stream_s3_ct_node:t(), binary()) -> [osiris:offset()].
 segments(#{data_dir := Dir}, Stream) ->
     Pattern = filename:join([Dir, "stream", "__" ++ binary_to_list(Stream) ++ "_*", "*.segment"]),
-    lists:sort([list_to_integer(filename:basename(File, ".segment")) || File <- filelib:wildcard(Pattern)]).
+    lists:sort(
+        [list_to_integer(filename:basename(File, ".segment")) || File <- filelib:wildcard(Pattern)]
+    ).
 
 -spec floor(stream_s3_ct_node:t(), binary()) -> osiris:offset().
 floor(Node, Stream) ->
@@ -134,7 +146,13 @@ members(Node, Stream) ->
 -spec wait_members(stream_s3_ct_node:t(), binary(), [node()]) -> ok.
 wait_members(Node, Stream, Expected) ->
     What = lists:flatten(io_lib:format("~ts has members on ~p", [Stream, Expected])),
-    until(What, fun() -> lists:sort(maps:keys(members(Node, Stream))) =:= lists:sort(Expected) andalso ok end, 90_000).
+    until(
+        What,
+        fun() ->
+            lists:sort(maps:keys(members(Node, Stream))) =:= lists:sort(Expected) andalso ok
+        end,
+        90_000
+    ).
 
 %% Which of the nodes has the writer.
 -spec leader([stream_s3_ct_node:t()], binary()) -> stream_s3_ct_node:t().
@@ -146,20 +164,14 @@ leader([Any | _] = Nodes, Stream) ->
         end
     end).
 
-%% Waits until the node's member of the stream answers, after a restart.
+%% Waits until clients of the node can use the stream, after a restart.
 -spec wait_member(stream_s3_ct_node:t(), binary()) -> ok.
-wait_member(#{node := Name} = Node, Stream) ->
-    Answers = fun() ->
-        try
-            #{Name := _} = members(Node, Stream),
-            #{name := Id} = queue_state(Node, Stream),
-            {ok, Pid} = rpc(Node, rabbit_stream_coordinator, local_pid, [Id]),
-            is_pid(Pid) andalso ok
-        catch
-            error:_NotYet -> false
-        end
-    end,
-    until("the member is back", Answers).
+wait_member(Node, Stream) ->
+    stream_s3_ct_client:with_client(Node, fun(Client) ->
+        until("the stream is available", fun() ->
+            stream_s3_ct_client:is_available(Client, Stream) andalso ok
+        end)
+    end).
 
 queue_state(Node, Stream) ->
     {ok, Queue} = rpc(Node, rabbit_amqqueue, lookup, [Stream, ~"/"]),

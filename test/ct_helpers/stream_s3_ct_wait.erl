@@ -16,7 +16,9 @@ until(What, Condition, TimeoutMs) ->
 until_deadline(What, Condition, DeadlineMs) ->
     case Condition() of
         false ->
-            erlang:monotonic_time(millisecond) < DeadlineMs orelse ct:fail("not in time: ~ts", [What]),
+            erlang:monotonic_time(millisecond) < DeadlineMs orelse ct:fail(
+                "not in time: ~ts", [What]
+            ),
             timer:sleep(50),
             until_deadline(What, Condition, DeadlineMs);
         Value ->
