@@ -27,7 +27,7 @@ demo: ## publish, watch local disk shrink and objects grow, read back, compare; 
 soak: build ## random faults on three nodes with the checker of histories on; MINUTES=10 SEED=n
 	MINUTES=$(or $(MINUTES),10) scripts/soak
 
-ct: build ## Common Test; SUITE=broker for one; SUITE=cluster: three nodes and their faults (end-to-end tests)
+ct: dist ## Common Test; SUITE=reader for one (test/README.md); SUITE=cluster: three nodes and their faults (end-to-end tests)
 	scripts/ct $(SUITE)
 
 fuzz: ## mutated bytes against every decoder; SECONDS=60 for each, TARGET=root for one

@@ -144,30 +144,3 @@ def test_nobody_starts_at_the_local_floor_while_a_node_starts(broker, how):
     assert wrong == []
     assert sum(hammer.refused for hammer in hammers) > 0, "nobody was there before the node"
     assert sum(len(hammer.first_chunks) for hammer in hammers) >= CLIENTS * len(STREAMS)
-
-
-def test_the_bound_of_a_policy_holds_in_the_remote_tier(broker, s3, stream_name):
-    """Set on a stream that has more: the oldest fragments go, and `first` is the first that is left."""
-    with broker.client() as client:
-        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-        publish(broker, stream_name, 200, fixed(RECORD_BYTES), batch=4, window=0, client=client)
-        broker.flush_tier(stream_name, 200)
-        before = set(s3.keys(f"{broker.stream_id(stream_name)}/data/"))
-        pattern = f"^{stream_name}$"
-        bound = '{"max-length-bytes": 1000000}'
-        broker.ctl("set_policy", "--apply-to", "streams", "bounded", pattern, bound)
-        # As in stock: the bound is looked at when the stream goes on.
-        publish(broker, stream_name, 20, fixed(RECORD_BYTES), first=200, batch=4, window=0, client=client)
-        broker.flush_tier(stream_name, 220)
-        first = wait_until(lambda: broker.range(stream_name)[0], 60, "the remote tier starts later")
-        first_of = lambda key: int(key.rsplit("/", 1)[1].split(".")[0])  # noqa: E731
-
-        def gone():
-            left = set(s3.keys(f"{broker.stream_id(stream_name)}/data/"))
-            return all(first_of(key) >= broker.range(stream_name)[0] for key in left)
-
-        wait_until(gone, 60, "objects of expired fragments are deleted")
-        first = broker.range(stream_name)[0]
-        assert any(first_of(key) < first for key in before), "nothing had to go"
-        chunk = client.subscribe(stream_name, FIRST, credit=1).next_chunk(30, credit=0)
-        assert chunk.chunk_id == first

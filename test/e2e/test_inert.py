@@ -9,7 +9,6 @@ import pytest
 
 from stream_s3_e2e import builds
 from stream_s3_e2e.amqp10 import decode
-from stream_s3_e2e.broker import CommandError
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import HEADER, check_body, fixed
 from stream_s3_e2e.streamproto import FIRST, NEXT, at_offset
@@ -290,16 +289,6 @@ def test_consumers_that_are_there_live_through_disable_and_enable(node, where):
     follow.read(beside.history, node.published)
     assert not beside.client.closed
     assert node.new_errors() == []
-
-
-def test_another_host_is_checked_before_an_upgrade(node, tmp_path):
-    here = node.rpc("filename:dirname(code:which(osiris_log)).").strip('"')
-    assert "can be hooked" in node.streams("stream_s3_check_host", here)
-    (tmp_path / "ebin").mkdir()
-    (tmp_path / "ebin" / "osiris_log.beam").write_bytes(b"of another kind")
-    with pytest.raises(CommandError, match="exit 69") as refused:
-        node.streams("stream_s3_check_host", tmp_path)
-    assert "debug_info_unreadable" in str(refused.value)
 
 
 # Wrappers of another version: only a restart brings those of this one.

@@ -16,7 +16,7 @@ from stream_s3_e2e.consume import consume, consume_amqp10, consume_amqp091, cons
 from stream_s3_e2e.mix import Mix
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, filter_value, verify
-from stream_s3_e2e.streamproto import FIRST, LAST, NEXT, at_offset, at_timestamp
+from stream_s3_e2e.streamproto import FIRST, at_offset, at_timestamp
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -99,20 +99,6 @@ def test_attaching_at_timestamps(broker, mixed):
             chunk = subscription.next_chunk(30, credit=0)
             assert seen(chunk) == seen(mixed[bisect.bisect_left(times, timestamp)]), timestamp
             subscription.close()
-
-
-def test_last_next_and_offsets_beyond_the_end(broker, stream_name):
-    with broker.client() as client:
-        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-        publish(broker, stream_name, 400, fixed(50_000))
-        tier(broker, stream_name, 400)
-        last = client.subscribe(stream_name, LAST, subscription_id=1, credit=5).next_chunk(30)
-        assert last.next_offset == 400
-        waiting = [client.subscribe(stream_name, spec, subscription_id=n, credit=5)
-                   for n, spec in enumerate((NEXT, at_offset(400)), 2)]
-        publish(broker, stream_name, 10, fixed(100), first=400)
-        for subscription in waiting:
-            assert subscription.next_chunk(30).chunk_id == 400
 
 
 @pytest.mark.parametrize("consumer", [consume_amqp091, consume_amqp10])
@@ -301,48 +287,3 @@ def test_consumers_go_on_at_the_floor_of_a_gap(broker, s3, stream_name):
                 assert not again or broker.counter("pointer_reads") == reads
         finally:
             s3.clear_faults()
-
-
-def test_a_slow_stream_reaches_s3_by_age(run_dir, s3):
-    with TieredBroker(run_dir, s3, name="aged", fragment_max_age="1s", persist_interval_ms=100) as node:
-        with node.client() as client:
-            client.create("slow")
-        publish(node, "slow", 3, fixed(100))
-        node.wait_persisted("slow", 3, 30)
-        verify(consume(node, "slow", 3), 0, 3, fixed(100))
-
-
-def test_disable_and_enable_again_resumes(broker, s3, stream_name):
-    with broker.client() as client:
-        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-    publish(broker, stream_name, 200, fixed(50_000))
-    broker.flush_tier(stream_name, 200)
-    broker.plugins("disable", "rabbitmq_stream_s3")
-    publish(broker, stream_name, 200, fixed(50_000), first=200)
-    broker.plugins("enable", "rabbitmq_stream_s3")
-    tier(broker, stream_name, 400)
-    verify(consume(broker, stream_name, 400), 0, 400, fixed(50_000))
-    firsts = [int(k.rsplit("/", 1)[1].split(".")[0]) for k in s3.keys(f"{broker.stream_id(stream_name)}/data/")]
-    assert len(firsts) == len(set(firsts)), "something was uploaded twice"
-
-
-def test_restart_serves_first_from_s3(broker, stream_name):
-    with broker.client() as client:
-        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-    publish(broker, stream_name, 200, fixed(50_000))
-    tier(broker, stream_name, 200)
-    broker.restart()
-    broker.wait_leader(stream_name)
-    verify(consume(broker, stream_name, 200), 0, 200, fixed(50_000))
-    assert broker.counter("chunks_served_remote") > 0
-
-
-def test_deleting_a_stream_deletes_its_objects(broker, s3, stream_name):
-    with broker.client() as client:
-        client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
-        publish(broker, stream_name, 200, fixed(50_000))
-        broker.flush_tier(stream_name, 200)
-        stream_id = broker.stream_id(stream_name)
-        assert s3.keys(stream_id)
-        client.delete(stream_name)
-    wait_until(lambda: not s3.keys(stream_id), 30, "objects are gone")

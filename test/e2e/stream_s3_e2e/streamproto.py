@@ -426,17 +426,6 @@ class Client:
         kind, value = self.request(RESOLVE_OFFSET, _string(stream) + _spec(spec) + _map({})).take("HQ")
         return kind, value
 
-    def resolve_when_known(self, stream, spec, seconds=30.0):
-        """As `resolve`, asked again while the broker says that the place is not known now."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return self.resolve(stream, spec)
-            except ProtocolError as refused:
-                if refused.code != NO_OFFSET or time.monotonic() > deadline:
-                    raise
-            self.poll(0.1)
-
     def metadata(self, stream):
         """(leader, replicas) of a stream, each as (host, port); leader None while it has none."""
         body = self.request(METADATA, struct.pack(">i", 1) + _string(stream))
