@@ -41,7 +41,7 @@ stream_id(Node, Stream) ->
 -spec range(stream_s3_ct_node:t(), binary()) ->
     {First :: osiris:offset(), Next :: osiris:offset()} | none.
 range(Node, Stream) ->
-    case rpc(Node, rabbitmq_stream_s3_manifest_replica, range, [stream_id(Node, Stream)]) of
+    case rpc(Node, rabbitmq_stream_s3_manifest_cache, range, [stream_id(Node, Stream)]) of
         {ok, #{first_offset := First, next_offset := Next}} -> {First, Next};
         _ -> none
     end.

@@ -237,7 +237,7 @@ def test_the_local_member_restarts_under_an_amqp_consumer(broker, unknown):
     channel.basic_consume(HISTORY, on_message, arguments={"x-stream-offset": "first"})
     connection.process_data_events(time_limit=1)
     member = lambda: broker.rpc(  # noqa: E731
-        f'[P || {{P, _, N, _, _}} <- rabbitmq_stream_s3_host_osiris:members(), rabbitmq_stream_s3_hooks:stream_id(N) =:= <<"{broker.stream_id(HISTORY)}">>].'
+        f'[P || {{P, _, N, _, _}} <- rabbitmq_stream_s3_host_osiris:members(), rabbitmq_stream_s3:stream_id(N) =:= <<"{broker.stream_id(HISTORY)}">>].'
     )
     before = member()
     assert before != "[]"

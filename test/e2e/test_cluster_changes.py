@@ -155,7 +155,7 @@ def test_a_stream_is_deleted_while_it_uploads(cluster, s3):
     for node in cluster.nodes:
         seen = node.rpc(f'rabbitmq_stream_s3_db:anchor_exists(<<"{stream_id}">>).')
         assert seen == "false", seen
-        assert stream_id not in node.rpc("rabbitmq_stream_s3_manifest_replica:streams().")
+        assert stream_id not in node.rpc("rabbitmq_stream_s3_manifest_cache:streams().")
     late = [e for e in s3.log(after=mark, operation="PutObject", key=stream_id)]
     assert late == [], "something was uploaded after the deletion"
     # What was on its way when it was deleted may have landed; the second sweep takes it.

@@ -124,7 +124,7 @@ def test_a_damaged_edit_is_told_counted_and_passed_over(cluster, load):
     # From what is known there in that moment: another one may have come meanwhile, and then it does not fit.
     sent = (
         f'Id = <<"{stream_id}">>, {{ok, #{{pointer := {{E, U, R}} = From}}}} ='
-        " rabbitmq_stream_s3_manifest_replica:range(Id),"
+        " rabbitmq_stream_s3_manifest_cache:range(Id),"
         " gen_server:cast(rabbitmq_stream_s3_manifest_replica,"
         " {manifest_edit, Id, From, {E, U bxor 1, R + 1}, E, <<\"OSIE\", 1:32, 0:800>>, node()}), sent."
     )

@@ -173,7 +173,7 @@ def test_a_replica_is_taken_away_and_given_back(cluster, load):
     cluster.delete_replica(STREAM, replica)
     load.wait_confirmed(50)
     # What it knew of the tier goes with the member.
-    known = f'rabbitmq_stream_s3_manifest_replica:range(<<"{stream_id}">>).'
+    known = f'rabbitmq_stream_s3_manifest_cache:range(<<"{stream_id}">>).'
     wait_until(lambda: replica.rpc(known) == "none", 30, "the node knows nothing of it any more")
     cluster.add_replica(STREAM, replica)
     wait_until(lambda: replica.range(STREAM), 30, "the node knows what is durable")

@@ -312,7 +312,7 @@ class Cluster:
                 self.woken += 1
                 node.rpc(
                     "[exit(Pid, kill) || {Id, Pid, _, [osiris_replica]} <- supervisor:which_children(osiris_server_sup),"
-                    f' rabbitmq_stream_s3_hooks:stream_id(Id) =:= <<"{stream_id}">>].'
+                    f' rabbitmq_stream_s3:stream_id(Id) =:= <<"{stream_id}">>].'
                 )
 
     # -- the tier ---------------------------------------------------------------------------------

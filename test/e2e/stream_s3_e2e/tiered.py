@@ -43,7 +43,7 @@ class TieredBroker(Broker):
     def range(self, stream):
         """The persisted range `(f, n)` that this node's readers count on, or None while it is not known."""
         text = self.rpc(
-            f'case rabbitmq_stream_s3_manifest_replica:range(<<"{self.stream_id(stream)}">>) of'
+            f'case rabbitmq_stream_s3_manifest_cache:range(<<"{self.stream_id(stream)}">>) of'
             " {ok, #{first_offset := F, next_offset := N}} -> {F, N}; _ -> none end."
         )
         if text == "none":
