@@ -13,6 +13,7 @@ pub mod plan;
 pub mod promises;
 mod read;
 pub mod rng;
+pub mod seeds;
 pub mod shrink;
 mod store;
 mod upload;

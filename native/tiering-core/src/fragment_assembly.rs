@@ -10,7 +10,6 @@ use log_format::chunk::HEADER_BYTES as CHUNK_HEADER_BYTES;
 use log_format::crc;
 use log_format::fragment::{FragmentIndexRecord, HEADER, HEADER_BYTES, MAX_SIZE_BYTES};
 
-use crate::mutants::mutant;
 use crate::upload::ScannedChunk;
 
 /// A byte range of one segment file.
@@ -180,8 +179,7 @@ impl FragmentAssembly {
             offset: header.chunk_id,
             timestamp_ms: header.timestamp_ms,
             // `fits` has just seen that it does; the first chunk is at 0.
-            position: u32::try_from(plan.size_bytes).map_err(|_| impossible)?
-                + 8 * u32::from(mutant!(IndexPositionOffByHeader)),
+            position: u32::try_from(plan.size_bytes).map_err(|_| impossible)?,
         };
         plan.index.extend_from_slice(&record.encode());
         match plan.spans.last_mut() {

@@ -8,7 +8,6 @@
 
 pub mod fragment_assembly;
 pub mod manifest;
-pub mod mutants;
 pub mod read;
 pub mod read_budget;
 pub mod route;

@@ -6,8 +6,6 @@
 use log_format::manifest::Root;
 
 use crate::manifest::search;
-use crate::mutants::mutant;
-
 /// What this node knows of a stream's manifest.
 #[derive(Debug, Clone, Copy)]
 pub enum Manifest<'a> {
@@ -187,14 +185,9 @@ fn by_manifest(manifest: &Root, spec: Spec, local: LocalLog) -> Route {
     match spec {
         Spec::Last => Route::Local(LocalSpec::Last),
         Spec::Next => Route::Local(LocalSpec::Next),
-        Spec::First
-            if remote_reaches_further_back(manifest, local_first)
-                && !mutant!(RouteFirstIsLocal) =>
-        {
-            Route::Remote {
-                start_offset: manifest.first_offset,
-            }
-        }
+        Spec::First if remote_reaches_further_back(manifest, local_first) => Route::Remote {
+            start_offset: manifest.first_offset,
+        },
         Spec::First => Route::Local(LocalSpec::First),
         Spec::Offset(offset) => by_offset(manifest, offset, local_first),
         Spec::Abs(offset) => {
@@ -216,8 +209,7 @@ fn remote_reaches_further_back(manifest: &Root, local_first: Option<u64>) -> boo
 }
 
 fn by_offset(manifest: &Root, offset: u64, local_first: Option<u64>) -> Route {
-    if local_first.is_some_and(|local_first| offset >= local_first || mutant!(RouteLocalBelowFloor))
-    {
+    if local_first.is_some_and(|local_first| offset >= local_first) {
         return Route::Local(LocalSpec::Offset(offset));
     }
     if !remote_reaches_further_back(manifest, local_first) || offset >= manifest.next_offset {

@@ -8,8 +8,6 @@
 
 use std::fmt;
 
-use crate::mutants::mutant;
-
 /// The node's clock follows the system's by one part in so many.
 const SLEW: u64 = 100;
 /// The system's clock is followed at most so often, or a hundredth would be less than a millisecond.
@@ -79,11 +77,7 @@ impl TrustedTime {
             return;
         }
         let most_ms = signed(elapsed_ms.min(FOLLOW_MOST_MS) / SLEW);
-        let followed_ms = if mutant!(BelieveClockSteps) {
-            ahead_ms
-        } else {
-            ahead_ms.clamp(-most_ms, most_ms)
-        };
+        let followed_ms = ahead_ms.clamp(-most_ms, most_ms);
         self.at_ms = now_ms;
         self.node_ms = node_ms.saturating_add(followed_ms);
         self.system_ahead_ms = ahead_ms.saturating_sub(followed_ms);
@@ -103,7 +97,7 @@ impl TrustedTime {
     /// If the store has not said the time, or says another one.
     pub fn now(&self, now_ms: u64) -> Result<i64, Doubt> {
         let node_ms = self.node_ms(now_ms);
-        if self.max_skew_ms == 0 || mutant!(IgnoreStoreClock) {
+        if self.max_skew_ms == 0 {
             return Ok(node_ms);
         }
         let Some(store_ms) = self.store_ms(now_ms) else {

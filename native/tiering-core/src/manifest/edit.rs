@@ -9,8 +9,6 @@ use log_format::manifest::{
 };
 
 use crate::fragment_assembly::FragmentPlan;
-use crate::mutants::mutant;
-
 /// Why an edit is refused; the manifest is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
@@ -184,7 +182,7 @@ pub fn append(root: &mut Root, plan: &FragmentPlan, uid: u32) -> Result<(), Edit
         } else {
             Beginning::of(root)
         },
-        next_offset: plan.next_offset + u64::from(mutant!(NextOffsetOffByOne)),
+        next_offset: plan.next_offset,
         total_size_bytes: root
             .total_size_bytes
             .saturating_add(u128::from(plan.size_bytes)),
@@ -218,11 +216,6 @@ pub fn replace(
         size_bytes: 0,
         uid,
     };
-    let length = if mutant!(RebalanceSwallowsAppend) && group.kind == Kind::Group {
-        root.entries.len() - position
-    } else {
-        length
-    };
     let edit = Edit {
         position,
         length,
@@ -255,13 +248,10 @@ pub fn drop_leading(root: &mut Root, count: usize) -> Result<Vec<Entry>, EditErr
             None => Beginning::nothing_at(root.next_offset),
         },
         next_offset: root.next_offset,
-        total_size_bytes: if mutant!(RetainKeepsTotal) {
-            root.total_size_bytes
-        } else {
-            root.total_size_bytes
-                .checked_sub(dropped_bytes)
-                .ok_or(refused)?
-        },
+        total_size_bytes: root
+            .total_size_bytes
+            .checked_sub(dropped_bytes)
+            .ok_or(refused)?,
     };
     apply(root, edit).map_err(|_| refused)
 }

@@ -2,7 +2,6 @@
 
 use log_format::manifest::{Entry, Kind};
 
-use crate::mutants::mutant;
 use crate::upload::RetentionBound;
 
 /// A timestamp that is further ahead than this was given by a clock that was wrong. One that is less is waited for.
@@ -56,10 +55,6 @@ fn too_old<'a>(
     // The fragments before this number are too old; those between it and the current one say nothing themselves.
     let mut certain = 0;
     for (number, entry) in fragments.iter().enumerate() {
-        if mutant!(FutureStampIsOld) && !is_possible(&entry.last_timestamp_ms) {
-            certain = number + 1;
-            continue;
-        }
         let stamps = [
             (entry.first_timestamp_ms, number),
             (entry.last_timestamp_ms, number + 1),
@@ -75,7 +70,7 @@ fn too_old<'a>(
         }
     }
     let mut later = later.peekable();
-    if later.peek().is_none() && !mutant!(ExpireNewest) {
+    if later.peek().is_none() {
         return certain.min(fragments.len().saturating_sub(1));
     }
     if certain < fragments.len() {

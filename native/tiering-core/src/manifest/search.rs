@@ -2,8 +2,6 @@
 
 use log_format::manifest::{Entry, Root};
 
-use crate::mutants::mutant;
-
 /// An entry, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
@@ -35,8 +33,7 @@ pub fn by_timestamp(root: &Root, timestamp_ms: i64) -> Option<Found> {
     at(
         root,
         root.entries
-            .partition_point(|entry| entry.last_timestamp_ms < timestamp_ms)
-            + usize::from(mutant!(TimestampSearchOffByOne)),
+            .partition_point(|entry| entry.last_timestamp_ms < timestamp_ms),
     )
 }
 

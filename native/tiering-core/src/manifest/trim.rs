@@ -11,7 +11,6 @@ use log_format::manifest::{Entry, Group, Kind, NO_TIMESTAMP, Root};
 
 use super::edit::{Beginning, Edit};
 use super::retention::{expired, is_from_the_future, leading_to_drop};
-use crate::mutants::mutant;
 use crate::upload::RetentionBound;
 
 /// Groups that a look may need: a path to the oldest fragment and the one after it.
@@ -118,12 +117,7 @@ pub fn look(
         index: 0,
         end_offset: root.next_offset,
     }];
-    let first_offset = if mutant!(ExpireInGroupTwice) {
-        0
-    } else {
-        root.first_offset
-    };
-    if let Err(need) = descend(&mut levels, groups, first_offset) {
+    if let Err(need) = descend(&mut levels, groups, root.first_offset) {
         return need;
     }
     let Some(leaf) = levels.pop() else {
@@ -170,15 +164,6 @@ pub fn look(
             Ok(climbed) => climbed,
             Err(need) => return need,
         },
-    };
-    let (length, beginning) = match root.entries.get(1) {
-        Some(second) if mutant!(DropWholeLeadingGroup) => (1, Some(Beginning::at(second))),
-        _ => (length, beginning),
-    };
-    let beginning = if mutant!(KeepBeginningInGroup) && length == 0 {
-        Some(Beginning::of(root))
-    } else {
-        beginning
     };
     let edit = Edit {
         length,

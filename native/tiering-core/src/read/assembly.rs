@@ -12,8 +12,6 @@ use log_format::fragment;
 
 use super::effect::{Chunk, FragmentRef};
 use super::parts::Parts;
-use crate::mutants::mutant;
-
 /// Position of the first chunk in a fragment object.
 pub(super) const DATA_START: u64 = fragment::HEADER_BYTES as u64;
 
@@ -159,7 +157,7 @@ impl Assembly {
         else {
             return Cut::Corrupt(format!("chunk {} is too large", header.chunk_id));
         };
-        if self.verify_crc && !mutant!(ReaderIgnoresCrc) && !crc_matches(&header, &bytes) {
+        if self.verify_crc && !crc_matches(&header, &bytes) {
             return Cut::CrcMismatch(format!(
                 "chunk {} of fragment {}: data does not match its CRC",
                 header.chunk_id, self.fragment.first_offset

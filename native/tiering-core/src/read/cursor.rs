@@ -8,8 +8,6 @@ use log_format::manifest::{Entry, Group, Kind, Root};
 
 use super::effect::{FragmentRef, GroupRef};
 use super::event::Start;
-use crate::mutants::mutant;
-
 /// What comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
@@ -90,7 +88,7 @@ impl FragmentCursor {
             let next_offset = entries
                 .get(level.index + 1)
                 .map_or(level.end_offset, |next| next.first_offset);
-            level.index += 1 + usize::from(mutant!(ReaderSkipsFragment));
+            level.index += 1;
             self.seek = Start::Offset(next_offset);
             return Step::Fragment(FragmentRef {
                 first_offset: entry.first_offset,
@@ -133,7 +131,7 @@ impl FragmentCursor {
         let holds = |offset: u64| {
             slice
                 .partition_point(|entry| entry.first_offset <= offset)
-                .saturating_sub(usize::from(!mutant!(SearchOffByOne)))
+                .saturating_sub(1)
         };
         let index = match self.seek {
             Start::Offset(offset) => holds(offset.max(self.floor_offset)),

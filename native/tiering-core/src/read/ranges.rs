@@ -9,8 +9,6 @@ use bytes::Bytes;
 
 use super::effect::FragmentRef;
 use super::settings::Settings;
-use crate::mutants::mutant;
-
 /// Where one range is.
 #[derive(Debug)]
 pub(super) enum RangeState {
@@ -147,12 +145,6 @@ impl RangeQueue {
             return;
         };
         range.state = RangeState::Backoff { until_ms };
-        if mutant!(ReaderDropsShortRest) && range.parts_bytes > 0 {
-            let missing_bytes = range.missing_bytes();
-            range.end -= missing_bytes;
-            range.state = RangeState::Complete;
-            self.bytes -= missing_bytes;
-        }
     }
 
     /// The bytes that come next, if they are here.
@@ -186,9 +178,6 @@ impl RangeQueue {
 
     /// When the next wait is over.
     pub(super) fn next_due_ms(&self) -> Option<u64> {
-        if mutant!(ReaderForgetsRetry) {
-            return None;
-        }
         self.ranges
             .iter()
             .filter_map(|range| match range.state {

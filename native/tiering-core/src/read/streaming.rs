@@ -14,7 +14,6 @@ use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState, block_end, piece_bytes};
 use super::{Next, Phase};
-use crate::mutants::mutant;
 use crate::upload::Failure;
 
 /// Chunks in front of the place that was asked for.
@@ -207,13 +206,6 @@ impl Streaming {
     /// The place is searched from the root again; a group on the way of the old search belongs to nobody then.
     fn search_anew(&self, context: &mut Context) -> Next {
         context.cancel_lookup();
-        if mutant!(ReaderRepeatsAfterGone) {
-            let first = self
-                .fragments
-                .front()
-                .map_or(0, |fragment| fragment.first_offset);
-            return Next::Enter(Phase::Placing(Box::new(Placing::new(Start::Offset(first)))));
-        }
         let expected_offset = self.assembly.expected_offset();
         Next::Enter(Phase::Placing(Box::new(match self.skip {
             None => Placing::resume(expected_offset),

@@ -8,8 +8,6 @@ use super::status::ProblemKind;
 use super::{Effect, Phase, Recovery, ScanBatch, ScanEnd, UploadMachine, Witness};
 use crate::fragment_assembly::FragmentAssembly;
 use crate::manifest::rebalance;
-use crate::mutants::mutant;
-
 /// A scan that fails this often in a row is a problem; the first time it may be a race with the writer.
 const FAILED_SCAN_IS_A_PROBLEM_AFTER: u32 = 2;
 
@@ -64,8 +62,7 @@ impl Drain {
 
     /// What the next scan has to find in front of the place it starts at.
     fn expected_in_front(&self) -> Option<i64> {
-        self.front_timestamp_ms
-            .filter(|_| !self.probed && !mutant!(SkipSeam))
+        self.front_timestamp_ms.filter(|_| !self.probed)
     }
 
     /// Offset from which on nothing is in a transfer yet.
@@ -159,15 +156,7 @@ impl UploadMachine {
                 self.scan_failed("a scan contradicts itself".to_owned());
             }
             // The writer may be recovering its log: an empty one is never a reason to give anything up.
-            ScanEnd::Empty if mutant!(ResetOnEmptyLog) => {
-                self.scan_succeeded();
-                self.request_reset(Recovery::RemoteTierAhead, 0);
-            }
             ScanEnd::Empty => self.scan_later(),
-            ScanEnd::Failed { .. } if mutant!(SkipFailedScan) => {
-                self.drain.next_offset = Some(scan.up_to_chunk_id);
-                self.scan_succeeded();
-            }
             ScanEnd::Failed { reason } => self.scan_failed(reason),
         }
     }

@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use log_format::manifest::Root;
 
-use crate::mutants::mutant;
-
 use super::status::ProblemKind;
 use super::tree::Taken;
 use super::{
@@ -94,9 +92,7 @@ impl UploadMachine {
 
     /// When a persist is due, if anything is to be persisted and nobody is changing the manifest.
     fn persist_at_ms(&self) -> Option<u64> {
-        let idle =
-            self.mutator_is_idle() || mutant!(PersistDuringRebalance) && self.persist.is_idle();
-        if !idle || !matches!(self.phase, Phase::Running) {
+        if !self.mutator_is_idle() || !matches!(self.phase, Phase::Running) {
             return None;
         }
         let due = if self.persist.at_once || self.persist.edits >= self.settings.persist_threshold {
@@ -111,9 +107,6 @@ impl UploadMachine {
 
     pub(super) fn persist_deadline_ms(&self) -> Option<u64> {
         let under_way = self.persist.under_way.as_ref();
-        if mutant!(ForgetPersistTimer) {
-            return under_way.map(|under_way| under_way.at_ms);
-        }
         under_way
             .map(|under_way| under_way.at_ms)
             .or_else(|| self.persist_at_ms())
@@ -161,25 +154,6 @@ impl UploadMachine {
             Ok(uid) => {
                 self.counters.roots_created += 1;
                 work.uid = Some(uid);
-                if mutant!(PublishBeforeCommit) {
-                    self.effects.push_back(Effect::Publish {
-                        root: Arc::clone(&work.root),
-                        revision: self.revision() + 1,
-                        confirmed: true,
-                        pointer: None,
-                    });
-                }
-                if mutant!(DeleteOldRootEarly)
-                    && let Some(Pointer { epoch, uid, .. }) = self.pointer
-                {
-                    self.effects.push_back(Effect::Delete {
-                        objects: vec![StoredObject::Root { epoch, uid }],
-                    });
-                }
-                self.commit(work);
-            }
-            Err(_) if mutant!(CommitWithoutRoot) => {
-                work.uid = Some(0);
                 self.commit(work);
             }
             Err(Failure::Transient(text)) => {
@@ -225,10 +199,6 @@ impl UploadMachine {
             return;
         };
         match outcome {
-            CommitOutcome::Unknown if mutant!(UnknownCommitIsSuccess) => {
-                let revision = self.revision() + 1;
-                self.persisted(work, revision);
-            }
             CommitOutcome::Committed { revision } if revision > self.revision() => {
                 self.persisted(work, revision)
             }
@@ -253,15 +223,6 @@ impl UploadMachine {
 
     fn conflict(&mut self, work: Work) {
         self.counters.persist_conflicts += 1;
-        if mutant!(DeleteGarbageOnConflict)
-            && let Some(Pointer { epoch, uid, .. }) = self.pointer
-        {
-            let mut objects: Vec<StoredObject> = super::fragments(&self.persisted)
-                .map(|(object, _)| object)
-                .collect();
-            objects.push(StoredObject::Root { epoch, uid });
-            self.effects.push_back(Effect::Delete { objects });
-        }
         self.keep_for_later(work);
         self.resolve_again();
     }
@@ -327,9 +288,6 @@ impl UploadMachine {
         if report {
             self.problems.set(ProblemKind::Persist, text);
         }
-        if mutant!(ForgetEditsOfFailedPersist) {
-            return;
-        }
         self.keep_for_later(work);
         // A snapshot without edits (a recovery) is due again, too.
         self.persist.at_once = true;
@@ -391,10 +349,7 @@ impl UploadMachine {
             .filter(|root| *root != root_of(new))
             // It names what was given up: the way back.
             .filter(|root| Some(*root) != self.abandoned);
-        let unread = match mutant!(DeleteReplacedRootAtOnce) {
-            true => replaced,
-            false => std::mem::replace(&mut self.persist.replaced, replaced),
-        };
+        let unread = std::mem::replace(&mut self.persist.replaced, replaced);
         garbage.extend(unread.map(|root| (root, 0)));
         garbage.remove(&root_of(new));
         self.pointer = Some(new);

@@ -15,8 +15,6 @@ use std::sync::Arc;
 
 use log_format::manifest::Root;
 
-use crate::mutants::mutant;
-
 use super::tree::Left;
 use super::{Effect, Pointer, Recovery, StoredObject, UploadMachine};
 
@@ -84,7 +82,6 @@ impl UploadMachine {
         let now_ms = self.now_ms;
         // While it waited, an earlier try of the transfer that was thought to be lost may have been answered after all.
         let is_needed = |reset: &Reset| match reset.kind {
-            Recovery::LocalLogAhead if mutant!(NeverCallOffRecovery) => true,
             Recovery::LocalLogAhead => self.is_trimmed_by(reset.floor),
             Recovery::RemoteTierAhead => true,
         };

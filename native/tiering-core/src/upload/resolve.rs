@@ -8,8 +8,6 @@ use super::status::ProblemKind;
 use super::{
     Anchor, Effect, Failure, Phase, Pointer, PointerRead, StopReason, StoredObject, UploadMachine,
 };
-use crate::mutants::mutant;
-
 /// A root that is missing this often in a row is a problem and not a race with the writer that replaced it.
 const MISSING_ROOT_IS_A_PROBLEM_AFTER: u32 = 3;
 
@@ -62,9 +60,7 @@ impl UploadMachine {
         self.garbage.extend(unpersisted);
         self.abandon_tree();
         self.pardon();
-        if !mutant!(KeepManifestOnConflict) {
-            self.manifest = (*self.persisted).clone();
-        }
+        self.manifest = (*self.persisted).clone();
         self.diverged = false;
         self.drain.restart(None);
         self.reset = None;
@@ -78,7 +74,7 @@ impl UploadMachine {
 
     pub(super) fn on_pointer_resolved(&mut self, outcome: PointerRead) {
         match outcome {
-            PointerRead::Found(pointer) if pointer.epoch > self.epoch && !mutant!(IgnoreEpoch) => {
+            PointerRead::Found(pointer) if pointer.epoch > self.epoch => {
                 self.stop(StopReason::Deposed)
             }
             PointerRead::Found(pointer) if pointer.revision < self.revision() => {
@@ -107,9 +103,6 @@ impl UploadMachine {
             // A pointer that has been there goes away only with its stream.
             PointerRead::NotFound if self.revision() > 0 => self.stop(StopReason::Deleted),
             PointerRead::NotFound => self.adopt(Root::empty_at(0), None),
-            PointerRead::Unavailable if mutant!(UnavailableIsNotFound) => {
-                self.adopt(Root::empty_at(0), None)
-            }
             PointerRead::Unavailable => {
                 self.resolve_failed(
                     ProblemKind::Metadata,
@@ -133,9 +126,6 @@ impl UploadMachine {
         });
         match outcome {
             Ok(root) => self.adopt(root, Some(pointer)),
-            Err(Failure::NotFound(_)) if mutant!(MissingRootIsEmpty) => {
-                self.adopt(Root::empty_at(0), Some(pointer))
-            }
             // The pointer may be an old one whose root has been replaced and deleted.
             Err(Failure::NotFound(text)) => {
                 let report = self.resolve_failures + 1 >= MISSING_ROOT_IS_A_PROBLEM_AFTER;
@@ -221,11 +211,7 @@ impl UploadMachine {
         // What a group of theirs may hold is left to garbage collection.
         self.garbage
             .retain(|object, end_offset| !super::may_name(&root, object, *end_offset));
-        if mutant!(KeepManifestOnConflict) && self.manifest.next_offset > root.next_offset {
-            self.note_edit();
-        } else {
-            self.manifest = root.clone();
-        }
+        self.manifest = root.clone();
         self.persisted = Arc::new(root);
         // A stream that never persisted anything starts at the local floor, once that is known.
         match pointer {

@@ -6,7 +6,6 @@ use log_format::manifest::{Kind, NO_TIMESTAMP};
 use super::status::ProblemKind;
 use super::{Phase, RetentionBound, UploadMachine};
 use crate::manifest::{edit, retention};
-use crate::mutants::mutant;
 use crate::trusted_time::Doubt;
 
 /// What keeps a fragment that is old enough ends without an event: clocks that do not agree, a timestamp from the future.
@@ -42,28 +41,12 @@ impl UploadMachine {
             self.bound,
             self.wall_now_ms(),
         );
-        let count = if mutant!(RetainLastEntry) {
-            count.min(self.manifest.entries.len().saturating_sub(1))
-        } else {
-            count
-        };
         if count == 0 {
             return;
         }
-        let count = if mutant!(RetainTooMuch) {
-            (count + 1).min(durable.len())
-        } else {
-            count
-        };
         if let Ok(dropped) = edit::drop_leading(&mut self.manifest, count) {
             let objects = super::objects(&dropped, self.manifest.first_offset);
-            if mutant!(DeleteBeforePersist) {
-                self.effects.push_back(super::Effect::Delete {
-                    objects: objects.map(|(object, _)| object).collect(),
-                });
-            } else {
-                self.garbage.extend(objects);
-            }
+            self.garbage.extend(objects);
             self.note_edit();
         }
     }

@@ -8,8 +8,6 @@ use super::status::ProblemKind;
 use super::{Effect, Failure, Recovery, StoredObject, UploadMachine};
 use crate::fragment_assembly::FragmentPlan;
 use crate::manifest::edit;
-use crate::mutants::mutant;
-
 /// Passing failures of one fragment that are a problem: about three hundred milliseconds of them.
 const TRANSIENT_IS_A_PROBLEM_AFTER: u32 = 6;
 
@@ -106,17 +104,7 @@ impl Transfers {
     }
 
     pub(super) fn deadline_ms(&self) -> Option<u64> {
-        let of_retries = |reference: &u64| {
-            let place = reference - self.first_reference();
-            let transfer = self.queue.get(usize::try_from(place).ok()?)?;
-            Some(transfer.state == State::Waiting)
-        };
-        self.timers
-            .iter()
-            .find(|(_, reference)| {
-                !mutant!(ForgetRetryTimer) || of_retries(reference) != Some(true)
-            })
-            .map(|(at, _)| *at)
+        self.timers.first().map(|(at, _)| *at)
     }
 
     /// Plans in cut order, and whether each is held.
@@ -206,11 +194,8 @@ impl UploadMachine {
             lost: false,
             trouble: None,
         });
-        if self.anchor == Anchor::Done || mutant!(SkipAnchor) {
+        if self.anchor == Anchor::Done {
             self.submit(reference);
-        }
-        if mutant!(PersistBeforeTransfer) {
-            self.transfer_succeeded(reference, 0);
         }
     }
 
@@ -237,24 +222,14 @@ impl UploadMachine {
         reference: u64,
         outcome: Result<u32, Failure>,
     ) {
-        if generation != self.transfers.generation && !mutant!(IgnoreGeneration) {
+        if generation != self.transfers.generation {
             return;
         }
-        let reference = if mutant!(ApplyOutOfOrder) {
-            self.transfers.first_reference()
-        } else {
-            reference
-        };
         let state = self
             .transfers
             .get_mut(reference)
             .map(|transfer| transfer.state);
         match (state, outcome) {
-            (None, Ok(uid)) if mutant!(ApplyDuplicate) => {
-                if let Some(last) = self.manifest.entries.last_mut() {
-                    last.uid = uid;
-                }
-            }
             // Sent again after its deadline, and now answered twice: the first answer counted.
             (None | Some(State::Held | State::Done { .. }), _) | (Some(State::Waiting), Err(_)) => {
                 self.counters.duplicates_ignored += 1;
@@ -294,10 +269,6 @@ impl UploadMachine {
                 };
                 let report = transfer.transient_failures >= TRANSIENT_IS_A_PROBLEM_AFTER;
                 (delay_ms, report.then_some(text))
-            }
-            Failure::Stalled(_) if mutant!(DropFailedFragment) => {
-                self.transfers.set(reference, State::Done { uid: 0 }, 0);
-                return;
             }
             Failure::Stalled(text)
             | Failure::Archived(text)
@@ -403,13 +374,8 @@ impl UploadMachine {
             generation: self.transfers.generation,
         });
         // References are never used twice, not even across generations: a result that is late cannot be taken for another.
-        let next_reference = if mutant!(IgnoreGeneration) {
-            0
-        } else {
-            self.transfers.next_reference
-        };
         self.transfers = Transfers {
-            next_reference,
+            next_reference: self.transfers.next_reference,
             ..Transfers::new(self.ticket())
         };
         self.problems.clear(ProblemKind::Transfer);

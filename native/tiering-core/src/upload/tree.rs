@@ -14,8 +14,6 @@ use super::{Effect, Failure, Phase, StoredObject, UploadMachine};
 use crate::manifest::cut_back::CutBack;
 use crate::manifest::trim::{self, LeadingGroups, Look};
 use crate::manifest::{edit, rebalance};
-use crate::mutants::mutant;
-
 mod clearing;
 mod opening;
 
@@ -173,15 +171,12 @@ impl UploadMachine {
                 Taken::Done | Taken::Waits => 0,
             };
         }
-        if mutant!(PersistDuringRebalance) && self.tree.is_rebalancing() {
-            self.maybe_persist();
-        }
     }
 
     /// The deadline of what is under way, or the time of the next retry.
     pub(super) fn tree_deadline_ms(&self) -> Option<u64> {
         if let Some(under_way) = &self.tree.under_way {
-            return Some(under_way.deadline_ms).filter(|_| !mutant!(ForgetGroupDeadline));
+            return Some(under_way.deadline_ms);
         }
         let retries = [
             &self.tree.put,
@@ -190,7 +185,6 @@ impl UploadMachine {
             &self.tree.opening,
         ];
         let next = retries.into_iter().filter_map(|retry| retry.at_ms).min();
-        let next = next.filter(|_| !mutant!(ForgetGroupRetry));
         next.filter(|_| self.persist.is_idle())
     }
 
@@ -262,10 +256,6 @@ impl UploadMachine {
                 }
                 for (entry, end_offset) in gone {
                     self.tree.leading.remove(&entry);
-                    if mutant!(DeleteGroupBeforePersist) {
-                        let objects = vec![StoredObject::of(&entry)];
-                        self.effects.push_back(Effect::Delete { objects });
-                    }
                     self.garbage.insert(StoredObject::of(&entry), end_offset);
                 }
                 self.note_edit();
@@ -320,11 +310,6 @@ impl UploadMachine {
             position: run.position,
             group: Arc::clone(&group),
         });
-        if mutant!(NameGroupBeforePut) {
-            self.tree.under_way = None;
-            self.group_put(run.position, group, 0);
-            return Taken::Done;
-        }
         self.effects.push_back(Effect::PutGroup {
             generation,
             next_offset,
@@ -339,8 +324,7 @@ impl UploadMachine {
 
     pub(super) fn on_group_put(&mut self, generation: u64, outcome: Result<u32, Failure>) {
         let awaited = |under_way: &mut UnderWay| {
-            (under_way.ticket == generation || mutant!(IgnoreGroupTicket))
-                && matches!(under_way.work, Work::Put { .. })
+            under_way.ticket == generation && matches!(under_way.work, Work::Put { .. })
         };
         let Some(UnderWay {
             work: Work::Put { position, group },
@@ -462,7 +446,7 @@ impl UploadMachine {
         let Some(under_way) = &self.tree.under_way else {
             return;
         };
-        if under_way.deadline_ms > now_ms || mutant!(ForgetGroupDeadline) {
+        if under_way.deadline_ms > now_ms {
             return;
         }
         let ticket = under_way.ticket;

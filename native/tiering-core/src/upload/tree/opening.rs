@@ -7,7 +7,6 @@ use log_format::manifest::{Entry, Group, Root};
 
 use super::{Retry, Work};
 use crate::manifest::cut_back::CutBack;
-use crate::mutants::mutant;
 use crate::upload::settings::Proof;
 use crate::upload::{Failure, UploadMachine};
 
@@ -70,10 +69,7 @@ impl UploadMachine {
             });
         match cut.step() {
             Ok(root) => Some(Left::Cut(root)),
-            Err(entry)
-                if (self.tree.evidence).is_proof(&entry, self.settings.proof)
-                    || mutant!(GiveUpUnreadableGroup) && self.tree.opening.failures > 0 =>
-            {
+            Err(entry) if (self.tree.evidence).is_proof(&entry, self.settings.proof) => {
                 Some(Left::Abandoned(Root::empty_at(next_offset)))
             }
             Err(entry) => {
@@ -102,7 +98,7 @@ impl UploadMachine {
                 self.group_problem_is_over();
             }
             Err(failure) => {
-                if failure.is_evidence() || mutant!(CountEveryFailureAsEvidence) {
+                if failure.is_evidence() {
                     self.tree.evidence.add(entry, self.now_ms);
                 } else {
                     self.tree.evidence = Evidence::default();
