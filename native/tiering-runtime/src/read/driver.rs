@@ -16,14 +16,14 @@ use tiering_core::upload::Failure;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::handle::{Outlet, closed};
+use super::outlet::{Outlet, closed};
 use crate::clock::random_u64;
-use crate::engine::Shared;
 use crate::manifests::ManifestState;
 use crate::read_cache::BLOCK_BYTES;
 use crate::read_memory::{Lender, ReadMemory, Registration};
 use crate::remote_tier::{StoreError, failure};
 use crate::settings::Config;
+use crate::shared::Shared;
 
 /// How long a look-up of a manifest that is not known waits for it to become known. The machine counts the attempts.
 const MANIFEST_WAIT: Duration = Duration::from_secs(1);
