@@ -6,6 +6,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use thiserror::Error;
+
 /// A value that must not be printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -138,21 +140,14 @@ impl Default for Config {
 }
 
 /// A setting with a value that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{setting}: {text}")]
 pub struct ConfigError {
     /// Which setting.
     pub setting: &'static str,
     /// What is wrong with it; never holds a secret.
     pub text: String,
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.setting, self.text)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// Positions in a fragment's index are 32 bits wide and a fragment overshoots by up to a chunk, so stay far below 4 GiB.
 const FRAGMENT_SIZE_BYTES_MAX: u64 = 1 << 30;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tiering_core::read::{
-    Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView, ReadMachine,
-    Settings, Start,
+    CacheUse, Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView,
+    ReadMachine, Settings, Start,
 };
 use tiering_core::upload::Failure;
 use tokio::sync::mpsc;
@@ -208,25 +208,21 @@ impl Driver {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::RefreshManifest { id } => self.refresh_manifest(id),
-                Effect::GetGroup {
-                    id,
-                    group,
-                    past_cache,
-                } => self.get_group(id, group, past_cache),
+                Effect::GetGroup { id, group, cache } => self.get_group(id, group, cache),
                 Effect::GetIndex {
                     id,
                     fragment,
                     start,
                     end_max,
-                    past_cache,
-                } => self.get_index(id, fragment, start..end_max, past_cache),
+                    cache,
+                } => self.get_index(id, fragment, start..end_max, cache),
                 Effect::GetRange {
                     id,
                     fragment,
                     start,
                     end,
-                    past_cache,
-                } => self.get_range(id, fragment, start..end, past_cache),
+                    cache,
+                } => self.get_range(id, fragment, start..end, cache),
                 Effect::Cancel { id } => {
                     if let Some(abort) = self.aborts.remove(&id) {
                         self.requests.remove(&abort.id());
@@ -295,13 +291,13 @@ impl Driver {
         }
     }
 
-    fn get_group(&mut self, id: u64, group: GroupRef, past_cache: bool) {
+    fn get_group(&mut self, id: u64, group: GroupRef, cache_use: CacheUse) {
         let keys = &self.shared.keys;
         let key = keys.group(&self.stream_id, group.kind, group.first_offset, group.uid);
         let (cache, key) = (self.shared.read_cache.clone(), Arc::from(key));
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            fetched(id, cache.group(reader, &key, past_cache, &alive).await)
+            fetched(id, cache.group(reader, &key, cache_use, &alive).await)
         });
     }
 
@@ -310,14 +306,14 @@ impl Driver {
         id: u64,
         fragment: FragmentRef,
         range: std::ops::Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
             fetched(
                 id,
-                cache.index(reader, &key, range, past_cache, &alive).await,
+                cache.index(reader, &key, range, cache_use, &alive).await,
             )
         });
     }
@@ -327,13 +323,13 @@ impl Driver {
         id: u64,
         fragment: FragmentRef,
         range: std::ops::Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let parts = self.parts_sender.clone();
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            let mut read = cache.range(reader, &key, range, past_cache);
+            let mut read = cache.range(reader, &key, range, cache_use);
             loop {
                 match read.next(&alive).await {
                     // The driver is there as long as its tasks are.
