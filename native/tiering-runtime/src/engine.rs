@@ -14,6 +14,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
+use crate::log::{Log, LogSink};
 use crate::manifests::{self, ManifestRange, Manifests, ResolveError};
 use crate::priority::behind;
 use crate::read::{self, Alarms, ReaderHandle, Start, Wake};
@@ -110,10 +111,16 @@ impl Engine {
         stats: Arc<Stats>,
     ) -> Result<Self, OpenError> {
         config.validate()?;
+        let log = Arc::new(Log::new(config.log_level, Arc::clone(&stats)));
+        let (go_behind, lines) = (behind(config.worker_niceness), Arc::clone(&log));
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.worker_threads)
             .thread_name("stream-s3")
-            .on_thread_start(behind(config.worker_niceness))
+            .on_thread_start(move || {
+                go_behind();
+                lines.enter_thread();
+            })
+            .on_thread_stop(Log::leave_thread)
             .max_blocking_threads(
                 config.max_concurrent_transfers + SCAN_THREADS_MAX + read_cache::DISK_THREADS_MAX,
             )
@@ -158,7 +165,12 @@ impl Engine {
             manifests: Arc::new(Manifests::new()),
             buffers: Arc::new(BufferPool::new()),
             stats,
+            log,
         };
+        let Config { bucket, prefix, .. } = &*shared.config;
+        shared
+            .log
+            .within(|| tracing::info!(%bucket, %prefix, "the engine is open"));
         Ok(Self {
             inner: Arc::new(Inner {
                 shared: Arc::new(shared),
@@ -208,6 +220,18 @@ impl Engine {
         self.shared()
             .governor
             .set_rate(bytes_per_second, burst_bytes);
+    }
+
+    /// Hands what is logged to the sink from now on, and what waits. Only the first sink counts.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the sink.
+    pub fn forward_log(&self, sink: Arc<dyn LogSink>) -> Result<(), Closed> {
+        let runtime = self.runtime()?;
+        if let Some(forwarding) = self.shared().log.forward(sink) {
+            runtime.spawn(forwarding);
+        }
+        Ok(())
     }
 
     /// Calls back with whether bucket, credentials and region are usable.

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod engine;
 pub mod governor;
 pub mod local_log;
+pub mod log;
 pub mod manifests;
 mod priority;
 pub mod read;

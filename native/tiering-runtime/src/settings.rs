@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::log::LogLevel;
+
 /// A value that must not be printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -98,6 +100,8 @@ pub struct Config {
     pub read_cache_size_bytes: u64,
     /// Whether chunk data from the remote tier is checked against the chunk's own CRC.
     pub verify_crc_on_read: bool,
+    /// From which level on events become lines of the log.
+    pub log_level: LogLevel,
 }
 
 impl Default for Config {
@@ -135,6 +139,7 @@ impl Default for Config {
             read_cache_path: None,
             read_cache_size_bytes: 10 << 30,
             verify_crc_on_read: true,
+            log_level: LogLevel::Off,
         }
     }
 }

@@ -9,6 +9,7 @@ use log_format::key::KeySpace;
 use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
+use crate::log::Log;
 use crate::manifests::Manifests;
 use crate::read::Alarms;
 use crate::read_cache::ReadCache;
@@ -38,4 +39,5 @@ pub(crate) struct Shared {
     /// Where they cannot continue.
     pub(crate) alarms: Alarms,
     pub(crate) stats: Arc<Stats>,
+    pub(crate) log: Arc<Log>,
 }

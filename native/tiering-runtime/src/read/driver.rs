@@ -15,6 +15,7 @@ use tiering_core::read::{
 use tiering_core::upload::Failure;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tracing::Instrument;
 
 use super::outlet::{Outlet, closed};
 use crate::clock::random_u64;
@@ -194,6 +195,9 @@ impl Driver {
             Err(error) if error.is_cancelled() => None,
             Err(_) => {
                 self.shared.stats.tasks_lost.increment();
+                tracing::error!(
+                    "a task of the native side died, which is a bug: its work is tried again"
+                );
                 Some(Event::Fetched {
                     id,
                     outcome: Err(Failure::Transient("the request's task died".to_owned())),
@@ -230,6 +234,7 @@ impl Driver {
                     }
                 }
                 Effect::Alarm { kind, offset } => {
+                    tracing::debug!(offset, ?kind, "this offset cannot be read");
                     self.shared.alarms.raise(&self.stream_id, offset, kind);
                 }
                 Effect::Deliver(chunk) => {
@@ -245,7 +250,10 @@ impl Driver {
                 Effect::Finish(finish) => {
                     match &finish {
                         Finish::Local { .. } => self.shared.stats.to_local_transitions.increment(),
-                        Finish::Failed { .. } => self.shared.stats.readers_failed.increment(),
+                        Finish::Failed { kind, text } => {
+                            tracing::info!(?kind, text, "a reader has ended with a failure");
+                            self.shared.stats.readers_failed.increment();
+                        }
                     }
                     wake |= self.outlet.lock().finish(finish);
                 }
@@ -354,7 +362,7 @@ impl Driver {
     }
 
     fn spawn(&mut self, id: u64, request: impl Future<Output = Event> + Send + 'static) {
-        let abort = self.tasks.spawn(request);
+        let abort = self.tasks.spawn(request.in_current_span());
         self.requests.insert(abort.id(), id);
         self.aborts.insert(id, abort);
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tiering_core::read::{ReadOutcome, Start};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
 use super::driver::Driver;
 use super::outlet::{Outlet, Wake, closed};
@@ -23,7 +24,10 @@ pub(crate) fn open(
 ) -> ReaderHandle {
     let outlet = Arc::new(Outlet::new(shared.clock, wake));
     let driver = Driver::new(Arc::clone(shared), stream_id, start, Arc::clone(&outlet));
-    let task = runtime.spawn(driver.run()).abort_handle();
+    let span = shared
+        .log
+        .within(|| tracing::info_span!("read", stream = %stream_id));
+    let task = runtime.spawn(driver.run().instrument(span)).abort_handle();
     ReaderHandle {
         outlet,
         task,

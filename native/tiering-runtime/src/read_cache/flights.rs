@@ -13,6 +13,7 @@ use bytes::Bytes;
 use tiering_core::read::CacheUse;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
 use super::store::Held;
 use super::{Inner, Part, PartKey};
@@ -197,7 +198,7 @@ impl Booking {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { landing, flight } = self;
-        let task = tokio::spawn(work(landing)).abort_handle();
+        let task = tokio::spawn(work(landing).in_current_span()).abort_handle();
         // Set once, here. If those who waited are gone by now, the flight ends with this function, and its task with it.
         let _ = flight.task.set(task);
     }

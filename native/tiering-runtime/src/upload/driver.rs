@@ -235,6 +235,9 @@ impl Driver {
             Err(error) => {
                 if error.is_panic() {
                     self.workshop.shared.stats.tasks_lost.increment();
+                    tracing::error!(
+                        "a task of the native side died, which is a bug: its work is tried again"
+                    );
                 }
                 task?.lost(if error.is_panic() {
                     "the task died"

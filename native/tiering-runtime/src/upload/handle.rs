@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
 use super::driver::{Committed, Driver, SharedStatus};
 use super::{UploadConfig, UploadEvent, UploadSink, UploadStatus};
@@ -95,9 +96,17 @@ pub(crate) fn open(
     shared.manifests.mark_pending(&config.stream_id);
     let (events, event_queue) = mpsc::channel(QUEUE_EVENTS_MAX);
     let (committed, committed_changes) = watch::channel(Committed::default());
+    let (stream, epoch) = (config.stream_id.clone(), config.epoch);
+    let span = shared
+        .log
+        .within(|| tracing::info_span!("upload", %stream, epoch));
     let (driver, status) = Driver::new(Arc::clone(shared), config, sink);
     let task = runtime
-        .spawn(Box::new(driver).run(event_queue, committed_changes))
+        .spawn(
+            Box::new(driver)
+                .run(event_queue, committed_changes)
+                .instrument(span),
+        )
         .abort_handle();
     UploadHandle {
         events,

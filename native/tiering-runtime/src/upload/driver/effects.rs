@@ -5,6 +5,8 @@ use std::sync::Arc;
 use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::upload::{Effect, Event, Failure, Pointer, StopReason, StoredObject};
 
+use tracing::Instrument;
+
 use super::Driver;
 use super::tasks::{Done, Task};
 use crate::local_log::{ScanRequest, Scanner};
@@ -139,6 +141,7 @@ impl Driver {
             } => self.abandoned(root, first_offset, next_offset),
             Effect::Problem { problem } => self.report_problem(problem),
             Effect::Stop { reason } => {
+                tracing::info!(?reason, "uploads of the stream have stopped");
                 self.stopped = true;
                 self.sink.push(UploadPush::Stopped(match reason {
                     StopReason::Deleted => Stopped::Deleted,
@@ -214,7 +217,7 @@ impl Driver {
     }
 
     fn spawn(&mut self, task: Task, work: impl Future<Output = Done> + Send + 'static) {
-        let abort = self.tasks.spawn(work);
+        let abort = self.tasks.spawn(work.in_current_span());
         self.running.insert(abort.id(), (task, abort));
     }
 

@@ -35,6 +35,8 @@ impl Driver {
         manifests.publish(stream_id, manifest);
         // The shell trims the local log by this push.
         if confirmed {
+            let next_offset = range.next_offset;
+            tracing::debug!(revision, next_offset, "a manifest was persisted");
             self.sink.push(UploadPush::Range(range, edit));
         }
     }
