@@ -104,6 +104,11 @@ handle_info({rabbitmq_stream_s3, Ref, {probe, Answer}}, #state{probe_ref = Ref} 
     ok = note(access(Answer), bucket_status()),
     _ = next_probe(),
     {noreply, State#state{probe_ref = undefined}};
+handle_info(
+    {rabbitmq_stream_s3, Ref, {log, Level, Message, Fields}}, #state{engine_ref = Ref} = State
+) ->
+    ok = rabbitmq_stream_s3_native_log:line(Level, Message, Fields),
+    {noreply, State};
 handle_info({rabbitmq_stream_s3, Ref, {collect, Pid}}, #state{engine_ref = Ref} = State) ->
     %% Memory to read into is short, and a process that rests keeps as garbage what it was handed.
     _ = erlang:garbage_collect(Pid, [{async, Ref}]),
@@ -119,7 +124,8 @@ terminate(_Reason, #state{engine = Engine}) ->
 %% A badarg would carry its arguments, with the secrets among them, into the crash report.
 open(Ref) ->
     try
-        rabbitmq_stream_s3_nif:engine_open(self(), Ref, rabbitmq_stream_s3_config:engine_config())
+        Config = rabbitmq_stream_s3_native_log:configure(rabbitmq_stream_s3_config:engine_config()),
+        rabbitmq_stream_s3_nif:engine_open(self(), Ref, Config)
     catch
         error:badarg -> {error, {badarg, <<"the native library does not take this configuration">>}}
     end.

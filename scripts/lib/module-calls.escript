@@ -19,7 +19,7 @@ floors() ->
         {"reading", ["log_reader", "reader_"]},
         {"manifests", ["manifest_", "membership", "membership_policy"]},
         {"host", ["host_", "db", "db_"]},
-        {"ground", ["", "nif", "config", "settings", "counters", "registry", "peers"]}
+        {"ground", ["", "nif", "native_log", "config", "settings", "counters", "registry", "peers"]}
     ].
 
 main(["check", Ebin]) ->

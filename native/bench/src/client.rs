@@ -4,6 +4,8 @@ use std::io::Error;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::protocol::{Connection, DELIVER, PUBLISH, PUBLISH_CONFIRM, number, send};
 use crate::row::{measure, percentile};
 
@@ -114,12 +116,13 @@ pub fn publish(work: &Publish) -> Result<(), Failed> {
         Ok(reader.join().map_err(|_| "the reading thread died")??)
     })?;
     let wall_s = began.elapsed().as_secs_f64();
-    println!(
-        "{{\"records\":{},\"wall_s\":{wall_s:.6},\"p50_ms\":{:.3},\"p99_ms\":{:.3}}}",
-        work.records,
-        percentile(&confirm_ms, 50),
-        percentile(&confirm_ms, 99),
-    );
+    let printed = json!({
+        "records": work.records,
+        "wall_s": wall_s,
+        "p50_ms": percentile(&confirm_ms, 50),
+        "p99_ms": percentile(&confirm_ms, 99),
+    });
+    println!("{printed}");
     Ok(())
 }
 
@@ -148,11 +151,13 @@ pub fn consume(work: &Consume) -> Result<(), Failed> {
         }
     });
     outcome?;
-    println!(
-        "{{\"bytes\":{bytes},\"chunks\":{chunks},\"wall_s\":{:.6},\"first_s\":{:.6},\"cpu_s\":{:.6}}}",
-        cost.wall.as_secs_f64(),
-        first_s.unwrap_or_default(),
-        cost.cpu.as_secs_f64(),
-    );
+    let printed = json!({
+        "bytes": bytes,
+        "chunks": chunks,
+        "wall_s": cost.wall.as_secs_f64(),
+        "first_s": first_s.unwrap_or_default(),
+        "cpu_s": cost.cpu.as_secs_f64(),
+    });
+    println!("{printed}");
     Ok(())
 }

@@ -2,6 +2,8 @@
 
 use std::io::BufRead;
 
+use serde_json::json;
+
 use crate::bare::{self, Part, Target};
 use crate::row::measure;
 
@@ -22,11 +24,11 @@ pub fn run(
     }
     let runtime = bare::runtime()?;
     let (bytes, cost) = measure(|| bare::get(&runtime, target, parts, concurrency));
-    println!(
-        "{{\"bytes\":{},\"wall_s\":{:.6},\"cpu_s\":{:.6}}}",
-        bytes?,
-        cost.wall.as_secs_f64(),
-        cost.cpu.as_secs_f64(),
-    );
+    let printed = json!({
+        "bytes": bytes?,
+        "wall_s": cost.wall.as_secs_f64(),
+        "cpu_s": cost.cpu.as_secs_f64(),
+    });
+    println!("{printed}");
     Ok(())
 }

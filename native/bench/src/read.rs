@@ -2,12 +2,13 @@
 //! as the reader had at most, and as many as anybody could want.
 
 use log_format::key::KeySpace;
+use tiering_runtime::log::LogLevel;
 use tiering_runtime::read::Start;
 
 use crate::bare::{self, Target};
 use crate::endpoint::Seen;
 use crate::layout::{self, CHUNKS, DATA_BYTES, DATA_END};
-use crate::reading::{Consumer, STREAM, engine};
+use crate::reading::{Consumer, STREAM, engine_with_log};
 use crate::row::{Cost, measure, print, print_paired};
 
 const RUNS: usize = 5;
@@ -34,10 +35,11 @@ impl Rates {
 pub fn run(target: &Target, fragments: u64) -> Result<(), Box<dyn std::error::Error>> {
     let runtime = bare::runtime()?;
     let (mut ours, mut same, mut many) = (Rates::default(), Rates::default(), Rates::default());
+    let mut logged = Rates::default();
     let mut at_once = 1;
     for run in 0..=RUNS {
         Seen::reset(&target.endpoint)?;
-        let (bytes, cost) = measure(|| read(target, fragments));
+        let (bytes, cost) = measure(|| read(target, fragments, LogLevel::Off));
         let bytes = bytes?;
         let seen = Seen::at(&target.endpoint)?.get("open_max");
         at_once = at_once.max(usize::try_from(seen)?);
@@ -49,6 +51,8 @@ pub fn run(target: &Target, fragments: u64) -> Result<(), Box<dyn std::error::Er
             continue;
         }
         ours.add(bytes, cost);
+        let (bytes, cost) = measure(|| read(target, fragments, LogLevel::Debug));
+        logged.add(bytes?, cost);
         for (rates, concurrency) in [(&mut same, at_once), (&mut many, MANY)] {
             let parts = parts(fragments);
             let (got, cost) = measure(|| bare::get(&runtime, target, parts, concurrency));
@@ -69,11 +73,14 @@ pub fn run(target: &Target, fragments: u64) -> Result<(), Box<dyn std::error::Er
     let against = format!("{at_once} bare ranged GETs at once");
     let row = format!("one reader, {name}, CPU");
     print_paired(&row, "s/GiB", &ours.cpu, &against, &same.cpu);
+    let row = format!("one reader, {name}, log at debug, CPU");
+    print_paired(&row, "s/GiB", &logged.cpu, "log off", &ours.cpu);
     Ok(())
 }
 
-fn read(target: &Target, fragments: u64) -> Result<u64, String> {
-    let engine = engine(target, layout::root(fragments)).map_err(|error| error.to_string())?;
+fn read(target: &Target, fragments: u64, log_level: LogLevel) -> Result<u64, String> {
+    let engine = engine_with_log(target, layout::root(fragments), log_level)
+        .map_err(|error| error.to_string())?;
     Consumer::attach(&engine, Start::Offset(0))?.drain(0)
 }
 

@@ -5,8 +5,10 @@ use std::thread::Thread;
 
 use log_format::manifest::Root;
 use tiering_runtime::engine::Engine;
+use tiering_runtime::log::{LogLevel, LogLine, LogSink};
 use tiering_runtime::manifests::ResolvedManifest;
 use tiering_runtime::read::{ReadOutcome, ReaderHandle, Start, Wake};
+use tiering_runtime::settings::Config;
 
 use crate::bare::Target;
 
@@ -23,7 +25,21 @@ impl Wake for Unpark {
 
 /// An engine that knows the stream.
 pub fn engine(target: &Target, root: Root) -> Result<Engine, Box<dyn std::error::Error>> {
-    let engine = Engine::open(target.config())?;
+    engine_with_log(target, root, LogLevel::Off)
+}
+
+/// The same with a log, whose lines go nowhere.
+pub fn engine_with_log(
+    target: &Target,
+    root: Root,
+    log_level: LogLevel,
+) -> Result<Engine, Box<dyn std::error::Error>> {
+    let config = Config {
+        log_level,
+        ..target.config()
+    };
+    let engine = Engine::open(config)?;
+    engine.forward_log(Arc::new(Nowhere))?;
     let manifest = ResolvedManifest {
         root: Arc::new(root),
         revision: 1,
@@ -32,6 +48,12 @@ pub fn engine(target: &Target, root: Root) -> Result<Engine, Box<dyn std::error:
     };
     engine.manifests().publish(STREAM, manifest);
     Ok(engine)
+}
+
+struct Nowhere;
+
+impl LogSink for Nowhere {
+    fn line(&self, _: &LogLine) {}
 }
 
 /// One consumer; stays on the thread that made it.

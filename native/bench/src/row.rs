@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+use serde_json::json;
+
 /// What one run used.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
@@ -55,14 +58,35 @@ fn print_with(name: &str, unit: &str, runs: &[f64], against: Option<(&str, f64)>
     );
     // Compared with nothing, there is no ratio that JSON could carry.
     let against = against.filter(|(_, ratio)| ratio.is_finite());
-    let compared = against.map_or_else(
-        || "\"against\":null,\"ratio\":null".to_owned(),
-        |(what, ratio)| format!("\"against\":\"{what}\",\"ratio\":{ratio:.3}"),
-    );
-    println!(
-        "{{\"row\":\"{name}\",\"value\":{value:.3},\"unit\":\"{unit}\",{compared},\"runs\":{},\"min\":{min:.3},\"max\":{max:.3}}}",
-        runs.len()
-    );
+    let row = Row {
+        row: name,
+        value: rounded(value),
+        unit,
+        against: against.map(|(what, _)| what),
+        ratio: against.map(|(_, ratio)| rounded(ratio)),
+        runs: runs.len(),
+        min: rounded(min),
+        max: rounded(max),
+    };
+    println!("{}", json!(row));
+}
+
+/// A row as it is printed.
+#[derive(Serialize)]
+struct Row<'a> {
+    row: &'a str,
+    value: f64,
+    unit: &'a str,
+    against: Option<&'a str>,
+    ratio: Option<f64>,
+    runs: usize,
+    min: f64,
+    max: f64,
+}
+
+/// To the three decimals that a row has.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
 }
 
 /// The middle one (the lower of two).

@@ -47,6 +47,7 @@ pub(crate) fn open<'a>(
         Err(error) => return refused(errors::open(&error), &error.to_string()),
     };
     let mailbox = Arc::new(Mailbox::new(owner, reference));
+    let lines = Arc::clone(&mailbox);
     let handle = ResourceArc::new(EngineResource {
         engine,
         owner: mailbox,
@@ -54,6 +55,8 @@ pub(crate) fn open<'a>(
     if !owner::bind(env, &handle, &owner) {
         return refused(atoms::closed(), "the owner is dead");
     }
+    // Refused only by an engine that is closed already.
+    let _ = handle.engine.forward_log(lines);
     Ok((atoms::ok(), handle).encode(env))
 }
 

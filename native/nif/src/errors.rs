@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustler::{Atom, Encoder, Env, Term};
 use tiering_runtime::engine::OpenError;
+use tiering_runtime::manifests::ResolveError;
 use tiering_runtime::remote_tier::{StoreError, StoreErrorKind};
-use tiering_runtime::resolve::ResolveError;
 
 use crate::atoms;
 use crate::codec::text;

@@ -9,6 +9,7 @@ mod codec;
 mod engine;
 mod entry;
 mod errors;
+mod log;
 mod memory;
 mod message;
 mod owner;

@@ -20,11 +20,13 @@ use crate::log::Ticket;
 const PIECES_PER_S: u64 = 50;
 
 /// Why a body or a request ended early: hyper then closes the connection.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     /// A fault said so.
+    #[error("closed by a fault")]
     ByFault,
     /// The other side left, or sent nonsense.
+    #[error("{0}")]
     ByError(String),
 }
 
@@ -33,17 +35,6 @@ impl Broken {
         Self::ByError(error.to_string())
     }
 }
-
-impl std::fmt::Display for Broken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::ByFault => f.write_str("closed by a fault"),
-            Self::ByError(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for Broken {}
 
 /// What happens to the bytes.
 #[derive(Debug, Default)]

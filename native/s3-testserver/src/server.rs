@@ -71,44 +71,17 @@ impl Default for Options {
 }
 
 /// Why a server did not start.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A port or the runtime is not to be had.
-    Io(std::io::Error),
+    #[error("cannot start: {0}")]
+    Io(#[from] std::io::Error),
     /// A PEM file cannot be read.
-    Pem(pem::Error),
+    #[error("cannot read PEM: {0}")]
+    Pem(#[from] pem::Error),
     /// Certificate and key are no good.
-    Tls(rustls::Error),
-}
-
-impl std::fmt::Display for StartError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Io(error) => write!(f, "cannot start: {error}"),
-            Self::Pem(error) => write!(f, "cannot read PEM: {error}"),
-            Self::Tls(error) => write!(f, "cannot use certificate: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for StartError {}
-
-impl From<std::io::Error> for StartError {
-    fn from(error: std::io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-impl From<pem::Error> for StartError {
-    fn from(error: pem::Error) -> Self {
-        Self::Pem(error)
-    }
-}
-
-impl From<rustls::Error> for StartError {
-    fn from(error: rustls::Error) -> Self {
-        Self::Tls(error)
-    }
+    #[error("cannot use certificate: {0}")]
+    Tls(#[from] rustls::Error),
 }
 
 /// Whether the S3 port listens: what was asked for, and what is so.

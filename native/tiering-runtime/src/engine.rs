@@ -7,14 +7,17 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use log_format::key::KeySpace;
+use thiserror::Error;
+use tiering_core::upload::Pointer;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
 use crate::governor::Governor;
-use crate::manifests::Manifests;
+use crate::log::{Log, LogSink};
+use crate::manifests::{self, ManifestRange, Manifests, ResolveError};
 use crate::priority::behind;
-use crate::read::Alarms;
+use crate::read::{self, Alarms, ReaderHandle, Start, Wake};
 use crate::read_cache::{self, ReadCache};
 use crate::read_memory::ReadMemory;
 use crate::remote_tier::{
@@ -22,66 +25,30 @@ use crate::remote_tier::{
     RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
 };
 use crate::settings::{Config, ConfigError};
+use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::timekeeper::Timekeeper;
+use crate::upload::{self, UploadConfig, UploadHandle, UploadSink};
 
 /// Each running transfer may hold a thread that reads its segment files; so many more are there for scans and name look-ups.
 /// What the cache's disk may hold comes on top of both.
 const SCAN_THREADS_MAX: usize = 32;
 
 /// Why an engine could not be opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum OpenError {
     /// A setting cannot be used.
-    Config(ConfigError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The operating system refused threads or files.
+    #[error("{0}")]
     Runtime(String),
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Config(error) => error.fmt(f),
-            Self::Runtime(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for OpenError {}
-
 /// The engine was closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the engine is closed")]
 pub struct Closed;
-
-impl fmt::Display for Closed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the engine is closed")
-    }
-}
-
-impl std::error::Error for Closed {}
-
-/// What tasks of an engine work with. Holds no runtime, so a task that holds this keeps no thread alive.
-pub(crate) struct Shared {
-    pub(crate) config: Arc<Config>,
-    pub(crate) clock: Clock,
-    pub(crate) timekeeper: Arc<Timekeeper>,
-    pub(crate) keys: KeySpace,
-    /// Counts each request; retries nothing.
-    pub(crate) tier: Arc<dyn RemoteTier>,
-    /// The same with retries, for requests that no machine repeats.
-    pub(crate) retrying: Arc<dyn RemoteTier>,
-    pub(crate) governor: Governor,
-    pub(crate) manifests: Arc<Manifests>,
-    pub(crate) buffers: Arc<BufferPool>,
-    /// The memory of all readers together, and of what they share.
-    pub(crate) read_memory: ReadMemory,
-    /// What they have fetched, shared.
-    pub(crate) read_cache: ReadCache,
-    /// Where they cannot go on.
-    pub(crate) alarms: Alarms,
-    pub(crate) stats: Arc<Stats>,
-}
 
 struct Inner {
     shared: Arc<Shared>,
@@ -143,11 +110,17 @@ impl Engine {
         timekeeper: Arc<Timekeeper>,
         stats: Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        config.validate().map_err(OpenError::Config)?;
+        config.validate()?;
+        let log = Arc::new(Log::new(config.log_level, Arc::clone(&stats)));
+        let (go_behind, lines) = (behind(config.worker_niceness), Arc::clone(&log));
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.worker_threads)
             .thread_name("stream-s3")
-            .on_thread_start(behind(config.worker_niceness))
+            .on_thread_start(move || {
+                go_behind();
+                lines.enter_thread();
+            })
+            .on_thread_stop(Log::leave_thread)
             .max_blocking_threads(
                 config.max_concurrent_transfers + SCAN_THREADS_MAX + read_cache::DISK_THREADS_MAX,
             )
@@ -192,7 +165,12 @@ impl Engine {
             manifests: Arc::new(Manifests::new()),
             buffers: Arc::new(BufferPool::new()),
             stats,
+            log,
         };
+        let Config { bucket, prefix, .. } = &*shared.config;
+        shared
+            .log
+            .within(|| tracing::info!(%bucket, %prefix, "the engine is open"));
         Ok(Self {
             inner: Arc::new(Inner {
                 shared: Arc::new(shared),
@@ -244,6 +222,18 @@ impl Engine {
             .set_rate(bytes_per_second, burst_bytes);
     }
 
+    /// Hands what is logged to the sink from now on, and what waits. Only the first sink counts.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the sink.
+    pub fn forward_log(&self, sink: Arc<dyn LogSink>) -> Result<(), Closed> {
+        let runtime = self.runtime()?;
+        if let Some(forwarding) = self.shared().log.forward(sink) {
+            runtime.spawn(forwarding);
+        }
+        Ok(())
+    }
+
     /// Calls back with whether bucket, credentials and region are usable.
     ///
     /// # Errors
@@ -291,6 +281,73 @@ impl Engine {
             .spawn(async move { callback(tier.delete(&keys).await) });
         Ok(())
     }
+
+    /// Starts tiering a stream. Its manifest is pending from now on, unless it is known already.
+    ///
+    /// # Errors
+    /// If the engine is closed.
+    pub fn open_upload(
+        &self,
+        config: UploadConfig,
+        sink: Arc<dyn UploadSink>,
+    ) -> Result<UploadHandle, Closed> {
+        Ok(upload::open(&self.runtime()?, self.shared(), config, sink))
+    }
+
+    /// Starts to read a stream's remote tier. The place is found in the background.
+    ///
+    /// # Errors
+    /// If the engine is closed.
+    pub fn open_reader(
+        &self,
+        stream_id: &str,
+        start: Start,
+        wake: Arc<dyn Wake>,
+    ) -> Result<ReaderHandle, Closed> {
+        Ok(read::open(
+            self.runtime()?,
+            self.shared(),
+            stream_id,
+            start,
+            wake,
+        ))
+    }
+
+    /// Makes the manifest that the pointer names (`None` = nothing was ever persisted) this node's, and calls back from a
+    /// thread of the runtime. Failures that pass are tried again until a deadline; the first of another kind is the answer.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn resolve_manifest<F>(
+        &self,
+        stream_id: &str,
+        pointer: Option<Pointer>,
+        callback: F,
+    ) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<ManifestRange, ResolveError>) + Send + 'static,
+    {
+        let shared = Arc::clone(self.shared());
+        let stream_id = stream_id.to_owned();
+        self.runtime()?.spawn(async move {
+            callback(manifests::resolve(&shared, &stream_id, pointer).await);
+        });
+        Ok(())
+    }
+
+    /// Publishes the manifest that an edit leads to, if the one that it was made from is what is known here. Makes no request.
+    ///
+    /// # Errors
+    /// If it must not be used here; nothing has changed then.
+    pub fn apply_edit(
+        &self,
+        stream_id: &str,
+        from: Pointer,
+        to: Pointer,
+        bytes: &[u8],
+    ) -> Result<ManifestRange, ResolveError> {
+        manifests::apply(self.manifests(), stream_id, from, to, bytes)
+    }
 }
 
 impl fmt::Debug for Engine {
@@ -302,109 +359,4 @@ impl fmt::Debug for Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::remote_tier::StoreErrorKind;
-    use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
-
-    const SOON: Duration = Duration::from_secs(10);
-
-    fn config() -> Config {
-        Config {
-            bucket: "bucket".to_owned(),
-            ..Config::default()
-        }
-    }
-
-    #[test]
-    fn answers_come_from_the_runtime_and_are_counted() {
-        let tier = Arc::new(MemoryTier::new());
-        tier.insert("rabbitmq/stream/s1/data/x", "1");
-        tier.insert("rabbitmq/stream/s2/data/x", "1");
-        let engine =
-            Engine::open_with(config(), Arc::clone(&tier) as Arc<dyn RemoteTier>).expect("opened");
-        let (sender, receiver) = mpsc::channel();
-        let answer = sender.clone();
-        engine
-            .probe(move |outcome| answer.send(outcome.is_ok()).expect("received"))
-            .expect("open");
-        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
-        let answer = sender.clone();
-        engine
-            .list_objects("s1", None, move |page| {
-                answer
-                    .send(page.is_ok_and(|page| page.objects.len() == 1))
-                    .expect("received")
-            })
-            .expect("open");
-        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
-        engine
-            .delete_objects(tier.keys(), move |outcome| {
-                sender
-                    .send(outcome.is_ok_and(|o| o.deleted == 2))
-                    .expect("received")
-            })
-            .expect("open");
-        assert_eq!(receiver.recv_timeout(SOON), Ok(true));
-        assert!(engine.stats().contains(&("objects_deleted", 2)));
-        assert!(tier.keys().is_empty());
-    }
-
-    #[test]
-    fn closing_waits_for_nothing_and_refuses_afterwards() {
-        let faulty = Arc::new(Faulty::new(Arc::new(MemoryTier::new())));
-        faulty.inject(Fault::hang(Operation::Probe));
-        let engine = Engine::open_with(config(), faulty).expect("opened");
-        let (sender, receiver) = mpsc::channel::<Result<(), StoreError>>();
-        engine
-            .probe(move |outcome| sender.send(outcome).expect("received"))
-            .expect("open");
-        engine.close();
-        // The callback is dropped with its task.
-        assert_eq!(
-            receiver.recv_timeout(SOON),
-            Err(mpsc::RecvTimeoutError::Disconnected)
-        );
-        assert_eq!(engine.probe(|_| ()), Err(Closed));
-        engine.close();
-    }
-
-    #[test]
-    fn what_cannot_work_is_not_opened() {
-        let refused = Engine::open(Config::default()).map(drop);
-        assert!(
-            matches!(
-                refused,
-                Err(OpenError::Config(ConfigError {
-                    setting: "bucket",
-                    ..
-                }))
-            ),
-            "{refused:?}"
-        );
-    }
-
-    #[test]
-    fn a_file_of_authorities_that_is_not_there_is_told_by_the_probe() {
-        let settings = Config {
-            endpoint: Some("https://localhost:1".to_owned()),
-            tls_ca_file: Some("/nowhere/ca.pem".into()),
-            access_key_id: Some("a".to_owned()),
-            secret_access_key: Some(crate::settings::Secret::new("b")),
-            ..config()
-        };
-        let engine = Engine::open(settings).expect("opened");
-        let (sender, receiver) = mpsc::channel();
-        engine
-            .probe(move |outcome| {
-                sender
-                    .send(outcome.map_err(|e| e.kind()))
-                    .expect("received")
-            })
-            .expect("open");
-        assert_eq!(receiver.recv_timeout(SOON), Ok(Err(StoreErrorKind::Tls)));
-    }
-}
+mod tests;

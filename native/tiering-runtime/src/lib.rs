@@ -6,19 +6,18 @@
 
 pub mod buffer_pool;
 pub mod clock;
-mod edits;
 pub mod engine;
 pub mod governor;
 pub mod local_log;
+pub mod log;
 pub mod manifests;
 mod priority;
 pub mod read;
 mod read_cache;
 mod read_memory;
 pub mod remote_tier;
-pub mod resolve;
-mod roots;
 pub mod settings;
+mod shared;
 pub mod stats;
 pub mod timekeeper;
 pub mod upload;

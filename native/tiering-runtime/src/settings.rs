@@ -7,6 +7,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use thiserror::Error;
+
+use crate::log::LogLevel;
+
 /// A value that must not be printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -95,6 +99,8 @@ pub struct Config {
     pub read_cache_size_bytes: u64,
     /// Whether chunk data from the remote tier is checked against the chunk's own CRC.
     pub verify_crc_on_read: bool,
+    /// From which level on events become lines of the log.
+    pub log_level: LogLevel,
 }
 
 impl Default for Config {
@@ -131,26 +137,20 @@ impl Default for Config {
             read_cache_path: None,
             read_cache_size_bytes: 10 << 30,
             verify_crc_on_read: true,
+            log_level: LogLevel::Off,
         }
     }
 }
 
 /// A setting with a value that cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{setting}: {text}")]
 pub struct ConfigError {
     /// Which setting.
     pub setting: &'static str,
     /// What is wrong with it; never holds a secret.
     pub text: String,
 }
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.setting, self.text)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// Positions in a fragment's index are 32 bits wide and a fragment overshoots by up to a chunk, so stay far below 4 GiB.
 const FRAGMENT_SIZE_BYTES_MAX: u64 = 1 << 30;

@@ -167,6 +167,8 @@ stats! {
     group_upload_failures,
     /// Upload tasks that died without an answer (a bug; the upload is tried again).
     tasks_lost,
+    /// Lines of the native log that were dropped because too many waited.
+    log_lines_dropped,
 
     /// Manifests of streams written elsewhere that were resolved by their pointer and published here.
     manifests_resolved,

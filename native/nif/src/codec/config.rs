@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use rustler::{Decoder, Error, NifResult, Term};
+use tiering_runtime::log::LogLevel;
 use tiering_runtime::settings::{Config, ConfigError, Secret};
 
 use super::{get, optional, string};
@@ -63,11 +64,24 @@ pub(crate) fn config(map: Term<'_>) -> Result<Config, ConfigError> {
         read_cache_path: setting!(map, read_cache_path, |term| optional(term, path)),
         read_cache_size_bytes: setting!(map, read_cache_size_bytes, integer),
         verify_crc_on_read: setting!(map, verify_crc_on_read, boolean),
+        log_level: get(map, atoms::log_level()).map_or(LogLevel::Off, log_level),
     })
 }
 
 fn integer<'a, T: Decoder<'a>>(term: Term<'a>) -> NifResult<T> {
     term.decode()
+}
+
+/// A level that is not named means no lines.
+fn log_level(term: Term<'_>) -> LogLevel {
+    let levels = [
+        (atoms::error(), LogLevel::Error),
+        (atoms::warning(), LogLevel::Warn),
+        (atoms::info(), LogLevel::Info),
+        (atoms::debug(), LogLevel::Debug),
+    ];
+    let level = levels.iter().find(|(name, _)| *name == term);
+    level.map_or(LogLevel::Off, |(_, level)| *level)
 }
 
 fn boolean(term: Term<'_>) -> NifResult<bool> {

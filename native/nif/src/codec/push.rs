@@ -2,7 +2,8 @@
 
 use rustler::{Atom, Encoder, Env, Term};
 use tiering_core::upload::{Pointer, Recovery};
-use tiering_runtime::upload::{EditFrom, Range, Stopped, UploadPush};
+use tiering_runtime::manifests::{EditFrom, ManifestRange};
+use tiering_runtime::upload::{Stopped, UploadPush};
 
 use super::{binary, map, text};
 use crate::atoms;
@@ -85,7 +86,7 @@ fn pointer_term(env: Env<'_>, pointer: Pointer) -> Term<'_> {
 }
 
 /// A persisted manifest in short.
-pub(crate) fn range_map<'a>(env: Env<'a>, range: &Range) -> Term<'a> {
+pub(crate) fn range_map<'a>(env: Env<'a>, range: &ManifestRange) -> Term<'a> {
     let pointer = match range.pointer {
         Some(pointer) => pointer_term(env, pointer),
         None => atoms::none().encode(env),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::effect::{Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
+use super::effect::{CacheUse, Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
 use super::pace::Pace;
 use super::retry::Jitter;
 use super::settings::{Counters, Settings};
@@ -143,7 +143,7 @@ impl Context {
             damaged: 0,
             state: LookupState::InFlight,
         });
-        self.emit_lookup(id, kind, false);
+        self.emit_lookup(id, kind, CacheUse::Allowed);
     }
 
     /// Asks for the manifest, not before `until_ms`.
@@ -162,14 +162,10 @@ impl Context {
         });
     }
 
-    fn emit_lookup(&mut self, id: u64, kind: LookupKind, past_cache: bool) {
+    fn emit_lookup(&mut self, id: u64, kind: LookupKind, cache: CacheUse) {
         self.emit(match kind {
             LookupKind::Manifest => Effect::RefreshManifest { id },
-            LookupKind::Group(group) => Effect::GetGroup {
-                id,
-                group,
-                past_cache,
-            },
+            LookupKind::Group(group) => Effect::GetGroup { id, group, cache },
             LookupKind::Index {
                 fragment,
                 start,
@@ -179,7 +175,7 @@ impl Context {
                 fragment,
                 start,
                 end_max,
-                past_cache,
+                cache,
             },
         });
     }
@@ -254,11 +250,15 @@ impl Context {
         self.last_id = id;
         lookup.id = id;
         lookup.state = LookupState::InFlight;
-        let (kind, past_cache) = (lookup.kind, lookup.damaged > 0);
+        let kind = lookup.kind;
+        let cache = match lookup.damaged {
+            0 => CacheUse::Allowed,
+            _ => CacheUse::Bypassed,
+        };
         if kind != LookupKind::Manifest {
             self.counters.range_retries += 1;
         }
-        self.emit_lookup(id, kind, past_cache);
+        self.emit_lookup(id, kind, cache);
     }
 
     pub(super) fn lookup_due_ms(&self) -> Option<u64> {

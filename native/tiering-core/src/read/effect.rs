@@ -88,6 +88,15 @@ pub enum Finish {
     },
 }
 
+/// Whether a cache may answer a request, and keep what the store answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheUse {
+    /// The usual case.
+    Allowed,
+    /// What came before was damaged or wrong: the answer must come from the store itself, and is not kept.
+    Bypassed,
+}
+
 /// Work for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
@@ -102,8 +111,8 @@ pub enum Effect {
         id: u64,
         /// Which.
         group: GroupRef,
-        /// What came before was damaged: the answer must come from the store itself.
-        past_cache: bool,
+        /// Whether a cache may answer.
+        cache: CacheUse,
     },
     /// GET the bytes `start..end_max` of a fragment: its index. The object ends at `end_max` or before it.
     GetIndex {
@@ -115,8 +124,8 @@ pub enum Effect {
         start: u64,
         /// The index cannot reach past this.
         end_max: u64,
-        /// What came before was damaged: the answer must come from the store itself.
-        past_cache: bool,
+        /// Whether a cache may answer.
+        cache: CacheUse,
     },
     /// GET the bytes `start..end` of a fragment. May be answered in parts.
     GetRange {
@@ -128,8 +137,8 @@ pub enum Effect {
         start: u64,
         /// After the last byte.
         end: u64,
-        /// What came before was wrong: the answer must come from the store itself.
-        past_cache: bool,
+        /// Whether a cache may answer.
+        cache: CacheUse,
     },
     /// The answer to this request is not wanted any more.
     Cancel {

@@ -30,7 +30,7 @@ mod streaming;
 #[cfg(test)]
 mod tests;
 
-pub use effect::{Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
+pub use effect::{CacheUse, Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
 pub use event::{Event, ManifestView, Start};
 pub use parts::Parts;
 pub use ready_queue::{ReadOutcome, ReadyQueue};

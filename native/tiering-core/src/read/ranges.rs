@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::effect::FragmentRef;
+use super::effect::{CacheUse, FragmentRef};
 use super::settings::Settings;
 /// Where one range is.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Range {
     parts: VecDeque<Bytes>,
     parts_bytes: u64,
     /// Whether it must come from the store itself, because what came from the cache was wrong.
-    pub(super) past_cache: bool,
+    pub(super) cache: CacheUse,
     /// Faults since bytes came last.
     pub(super) attempts: u32,
     /// Answers so far that the store itself called damaged.
@@ -47,7 +47,7 @@ impl Range {
         fragment: FragmentRef,
         start: u64,
         end: u64,
-        past_cache: bool,
+        cache: CacheUse,
     ) -> Self {
         Self {
             id,
@@ -56,7 +56,7 @@ impl Range {
             end,
             parts: VecDeque::new(),
             parts_bytes: 0,
-            past_cache,
+            cache,
             attempts: 0,
             damaged: 0,
             state: RangeState::InFlight,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::assembly::{Assembly, Cut, DATA_START};
 use super::context::{Context, Lookup, LookupKind, failed};
 use super::cursor::{FragmentCursor, Step};
-use super::effect::{Effect, FailureKind, Finish, FragmentRef};
+use super::effect::{CacheUse, Effect, FailureKind, Finish, FragmentRef};
 use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState, block_end, piece_bytes};
@@ -54,7 +54,7 @@ pub(super) struct Streaming {
     asked_bytes: u64,
     skip: Option<Skip>,
     /// Up to here in the first fragment bytes must come from the store itself: those of the cache were wrong.
-    past_cache_end: u64,
+    bypass_end: u64,
     /// Where this reading began: what was delivered before it lies in objects that may be others by now.
     entered_at: u64,
     /// An object that is gone. What is in front of it is still served, then the place is searched anew.
@@ -82,7 +82,7 @@ impl Streaming {
             ranges: RangeQueue::default(),
             asked_bytes: 0,
             skip,
-            past_cache_end: 0,
+            bypass_end: 0,
             entered_at: chunk_id,
             gone: None,
         }
@@ -134,11 +134,11 @@ impl Streaming {
             {
                 self.fragments.push_front(fragment);
                 self.assembly.go_back(fragment, position, chunk_id);
-                self.past_cache_end = 0;
+                self.bypass_end = 0;
             }
             if self.assembly.expected_offset() != chunk_id {
                 self.assembly.go_back_to(position, chunk_id);
-                self.past_cache_end = 0;
+                self.bypass_end = 0;
             }
             if chunk_id < self.entered_at || self.assembly.first_offset() > chunk_id {
                 return false;
@@ -242,7 +242,7 @@ impl Streaming {
                     };
                     self.behind.extend(self.fragments.pop_front());
                     self.consumed(context);
-                    self.past_cache_end = 0;
+                    self.bypass_end = 0;
                     if self.frontier_index == 0 {
                         self.frontier_position = DATA_START;
                     }
@@ -299,7 +299,7 @@ impl Streaming {
         context.counters.refetches_past_cache += 1;
         self.cancel(context);
         let chunk_bytes = self.assembly.next_chunk_bytes().unwrap_or(0);
-        self.past_cache_end = (self.assembly.position())
+        self.bypass_end = (self.assembly.position())
             .saturating_add(chunk_bytes.max(context.settings.first_request_bytes));
         self.assembly.rewind();
         self.frontier_index = 0;
@@ -370,17 +370,21 @@ impl Streaming {
     ) {
         let id = context.fresh_id();
         let start = self.frontier_position;
-        let past_cache = self.frontier_index == 0 && start < self.past_cache_end;
+        let is_suspect = self.frontier_index == 0 && start < self.bypass_end;
+        let cache = match is_suspect {
+            true => CacheUse::Bypassed,
+            false => CacheUse::Allowed,
+        };
         let mut end = start + length;
-        if past_cache {
-            end = end.min(self.past_cache_end);
+        if is_suspect {
+            end = end.min(self.bypass_end);
         } else if length < piece_bytes {
             end = block_end(&context.settings, start, end);
         }
         self.frontier_position = end;
         self.asked_bytes += end - start;
         self.ranges
-            .push(Range::new(id, fragment, start, end, past_cache));
+            .push(Range::new(id, fragment, start, end, cache));
         context.pace.asked(now_ms);
         context.counters.read_ranges += 1;
         context.emit(Effect::GetRange {
@@ -388,7 +392,7 @@ impl Streaming {
             fragment,
             start,
             end,
-            past_cache,
+            cache,
         });
     }
 
@@ -445,7 +449,7 @@ impl Streaming {
                 fragment: range.fragment,
                 start: range.missing_from(),
                 end: range.end(),
-                past_cache: range.past_cache,
+                cache: range.cache,
             });
         }
     }
@@ -531,7 +535,7 @@ impl Streaming {
                 range.attempts += 1;
                 if matches!(failure, Failure::Corrupt(_)) {
                     range.damaged += 1;
-                    range.past_cache = true;
+                    range.cache = CacheUse::Bypassed;
                 }
                 let offset = range
                     .fragment

@@ -9,21 +9,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tiering_core::read::{
-    Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView, ReadMachine,
-    Settings, Start,
+    CacheUse, Counters, Effect, Event, FailureKind, Finish, FragmentRef, GroupRef, ManifestView,
+    ReadMachine, Settings, Start,
 };
 use tiering_core::upload::Failure;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tracing::Instrument;
 
-use super::handle::{Outlet, closed};
+use super::outlet::{Outlet, closed};
 use crate::clock::random_u64;
-use crate::engine::Shared;
 use crate::manifests::ManifestState;
 use crate::read_cache::BLOCK_BYTES;
 use crate::read_memory::{Lender, ReadMemory, Registration};
 use crate::remote_tier::{StoreError, failure};
 use crate::settings::Config;
+use crate::shared::Shared;
 
 /// How long a look-up of a manifest that is not known waits for it to become known. The machine counts the attempts.
 const MANIFEST_WAIT: Duration = Duration::from_secs(1);
@@ -194,6 +195,9 @@ impl Driver {
             Err(error) if error.is_cancelled() => None,
             Err(_) => {
                 self.shared.stats.tasks_lost.increment();
+                tracing::error!(
+                    "a task of the native side died, which is a bug: its work is tried again"
+                );
                 Some(Event::Fetched {
                     id,
                     outcome: Err(Failure::Transient("the request's task died".to_owned())),
@@ -208,25 +212,21 @@ impl Driver {
         while let Some(effect) = self.machine.poll_effect() {
             match effect {
                 Effect::RefreshManifest { id } => self.refresh_manifest(id),
-                Effect::GetGroup {
-                    id,
-                    group,
-                    past_cache,
-                } => self.get_group(id, group, past_cache),
+                Effect::GetGroup { id, group, cache } => self.get_group(id, group, cache),
                 Effect::GetIndex {
                     id,
                     fragment,
                     start,
                     end_max,
-                    past_cache,
-                } => self.get_index(id, fragment, start..end_max, past_cache),
+                    cache,
+                } => self.get_index(id, fragment, start..end_max, cache),
                 Effect::GetRange {
                     id,
                     fragment,
                     start,
                     end,
-                    past_cache,
-                } => self.get_range(id, fragment, start..end, past_cache),
+                    cache,
+                } => self.get_range(id, fragment, start..end, cache),
                 Effect::Cancel { id } => {
                     if let Some(abort) = self.aborts.remove(&id) {
                         self.requests.remove(&abort.id());
@@ -234,6 +234,7 @@ impl Driver {
                     }
                 }
                 Effect::Alarm { kind, offset } => {
+                    tracing::debug!(offset, ?kind, "this offset cannot be read");
                     self.shared.alarms.raise(&self.stream_id, offset, kind);
                 }
                 Effect::Deliver(chunk) => {
@@ -249,7 +250,10 @@ impl Driver {
                 Effect::Finish(finish) => {
                     match &finish {
                         Finish::Local { .. } => self.shared.stats.to_local_transitions.increment(),
-                        Finish::Failed { .. } => self.shared.stats.readers_failed.increment(),
+                        Finish::Failed { kind, text } => {
+                            tracing::info!(?kind, text, "a reader has ended with a failure");
+                            self.shared.stats.readers_failed.increment();
+                        }
                     }
                     wake |= self.outlet.lock().finish(finish);
                 }
@@ -295,13 +299,13 @@ impl Driver {
         }
     }
 
-    fn get_group(&mut self, id: u64, group: GroupRef, past_cache: bool) {
+    fn get_group(&mut self, id: u64, group: GroupRef, cache_use: CacheUse) {
         let keys = &self.shared.keys;
         let key = keys.group(&self.stream_id, group.kind, group.first_offset, group.uid);
         let (cache, key) = (self.shared.read_cache.clone(), Arc::from(key));
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            fetched(id, cache.group(reader, &key, past_cache, &alive).await)
+            fetched(id, cache.group(reader, &key, cache_use, &alive).await)
         });
     }
 
@@ -310,14 +314,14 @@ impl Driver {
         id: u64,
         fragment: FragmentRef,
         range: std::ops::Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
             fetched(
                 id,
-                cache.index(reader, &key, range, past_cache, &alive).await,
+                cache.index(reader, &key, range, cache_use, &alive).await,
             )
         });
     }
@@ -327,13 +331,13 @@ impl Driver {
         id: u64,
         fragment: FragmentRef,
         range: std::ops::Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
     ) {
         let (cache, key) = (self.shared.read_cache.clone(), self.key_of(&fragment));
         let parts = self.parts_sender.clone();
         let (reader, alive) = (self.reader, self.alive(id));
         self.spawn(id, async move {
-            let mut read = cache.range(reader, &key, range, past_cache);
+            let mut read = cache.range(reader, &key, range, cache_use);
             loop {
                 match read.next(&alive).await {
                     // The driver is there as long as its tasks are.
@@ -358,7 +362,7 @@ impl Driver {
     }
 
     fn spawn(&mut self, id: u64, request: impl Future<Output = Event> + Send + 'static) {
-        let abort = self.tasks.spawn(request);
+        let abort = self.tasks.spawn(request.in_current_span());
         self.requests.insert(abort.id(), id);
         self.aborts.insert(id, abort);
     }

@@ -8,10 +8,13 @@
 mod alarms;
 mod driver;
 mod handle;
+mod outlet;
 #[cfg(test)]
 mod tests;
 
-pub use handle::{ReaderHandle, Wake};
+pub use handle::ReaderHandle;
+pub(crate) use handle::open;
+pub use outlet::Wake;
 pub use tiering_core::read::{FailureKind, Parts, ReadOutcome, Start};
 
 pub(crate) use alarms::Alarms;

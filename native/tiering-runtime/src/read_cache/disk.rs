@@ -215,7 +215,10 @@ impl Shared {
 
     /// From now on nothing is read, written or deleted. What is there is deleted by the next life.
     fn leave_alone(&self) {
-        self.usable.store(false, Ordering::Relaxed);
+        if self.usable.swap(false, Ordering::Relaxed) {
+            let folder = self.folder.display();
+            tracing::warn!(%folder, "the disk of the read cache fails or hangs: reads go to the store from now on");
+        }
         self.stats.read_cache_disk_unusable.set(1);
         let slots = {
             let mut index = self.lock();

@@ -10,8 +10,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tiering_core::read::CacheUse;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
 use super::store::Held;
 use super::{Inner, Part, PartKey};
@@ -135,7 +137,7 @@ impl Flights {
         &mut self,
         inner: &Arc<Inner>,
         keys: &[PartKey],
-        keep: bool,
+        cache_use: CacheUse,
     ) -> (Vec<Seat>, Booking) {
         self.last_id += 1;
         let flight_id = self.last_id;
@@ -162,7 +164,7 @@ impl Flights {
             inner: Arc::clone(inner),
             life: Arc::clone(&flight.life),
             flight_id,
-            keep,
+            cache_use,
             parts,
         };
         (seats, Booking { landing, flight })
@@ -196,7 +198,7 @@ impl Booking {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { landing, flight } = self;
-        let task = tokio::spawn(work(landing)).abort_handle();
+        let task = tokio::spawn(work(landing).in_current_span()).abort_handle();
         // Set once, here. If those who waited are gone by now, the flight ends with this function, and its task with it.
         let _ = flight.task.set(task);
     }
@@ -207,7 +209,7 @@ pub(super) struct Landing {
     inner: Arc<Inner>,
     life: Arc<Life>,
     flight_id: u64,
-    keep: bool,
+    cache_use: CacheUse,
     parts: VecDeque<(PartKey, watch::Sender<Landed>)>,
 }
 
@@ -219,7 +221,7 @@ impl Landing {
 
     /// Whether what it brings is kept.
     pub(super) const fn keeps(&self) -> bool {
-        self.keep
+        matches!(self.cache_use, CacheUse::Allowed)
     }
 
     /// Parts that are still owed.
@@ -236,10 +238,10 @@ impl Landing {
         let pushed_out = {
             let mut state = self.inner.lock();
             state.flights.remove(&key, self.flight_id);
-            let pushed_out = match (self.keep, key.part) {
-                (false, _) => vec![part],
-                (true, Part::Block(_)) => state.blocks.put(key, part),
-                (true, Part::Index(_) | Part::Whole) => state.lookups.put(key, part),
+            let pushed_out = match (self.cache_use, key.part) {
+                (CacheUse::Bypassed, _) => vec![part],
+                (CacheUse::Allowed, Part::Block(_)) => state.blocks.put(key, part),
+                (CacheUse::Allowed, Part::Index(_) | Part::Whole) => state.lookups.put(key, part),
             };
             self.inner.count_cached(&state);
             pushed_out

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
+use tiering_core::read::CacheUse;
 use tokio::sync::Semaphore;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
@@ -156,7 +157,7 @@ impl ReadCache {
         reader: u64,
         object: &Arc<str>,
         range: Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
     ) -> RangeRead {
         let mut read = RangeRead {
             pieces: VecDeque::new(),
@@ -178,25 +179,40 @@ impl ReadCache {
                 object: Arc::clone(object),
                 part: Part::Block(number),
             };
-            if past_cache {
+            if cache_use == CacheUse::Bypassed {
                 forgotten.extend(state.blocks.remove(&key));
                 on_disk.push(key.clone());
             } else if let Some(seat) = state.flights.join(&key) {
                 stats.read_cache_joins.increment();
-                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
+                departures.extend(self.book(
+                    &mut state,
+                    &mut read,
+                    &mut missing,
+                    CacheUse::Allowed,
+                ));
                 read.pieces.push_back(Piece::Coming(seat));
                 continue;
             } else if let Some(bytes) = state.blocks.get(&key) {
                 stats.read_cache_hits.increment();
-                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
+                departures.extend(self.book(
+                    &mut state,
+                    &mut read,
+                    &mut missing,
+                    CacheUse::Allowed,
+                ));
                 read.pieces.push_back(Piece::Here(bytes));
                 continue;
             } else if let Some(disk) = &self.inner.disk
                 && disk.has(&key)
             {
-                departures.extend(self.book(&mut state, &mut read, &mut missing, true));
+                departures.extend(self.book(
+                    &mut state,
+                    &mut read,
+                    &mut missing,
+                    CacheUse::Allowed,
+                ));
                 let keys = vec![key];
-                let (seats, booking) = state.flights.book(&self.inner, &keys, true);
+                let (seats, booking) = state.flights.book(&self.inner, &keys, CacheUse::Allowed);
                 read.pieces.extend(seats.into_iter().map(Piece::Coming));
                 departures.push((booking, keys, Source::Disk));
                 continue;
@@ -204,7 +220,7 @@ impl ReadCache {
             stats.read_cache_misses.increment();
             missing.push(key);
         }
-        departures.extend(self.book(&mut state, &mut read, &mut missing, !past_cache));
+        departures.extend(self.book(&mut state, &mut read, &mut missing, cache_use));
         drop(state);
         drop(forgotten);
         if let Some(disk) = &self.inner.disk {
@@ -223,13 +239,13 @@ impl ReadCache {
         state: &mut State,
         read: &mut RangeRead,
         missing: &mut Vec<PartKey>,
-        keep: bool,
+        cache_use: CacheUse,
     ) -> Option<(Booking, Vec<PartKey>, Source)> {
         if missing.is_empty() {
             return None;
         }
         let keys = std::mem::take(missing);
-        let (seats, booking) = state.flights.book(&self.inner, &keys, keep);
+        let (seats, booking) = state.flights.book(&self.inner, &keys, cache_use);
         read.pieces.extend(seats.into_iter().map(Piece::Coming));
         Some((booking, keys, Source::Store))
     }
@@ -241,12 +257,12 @@ impl ReadCache {
         reader: u64,
         object: &Arc<str>,
         range: Range<u64>,
-        past_cache: bool,
+        cache_use: CacheUse,
         alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
         let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
         let bytes = self
-            .look_up(reader, object, Some(range), past_cache, alive)
+            .look_up(reader, object, Some(range), cache_use, alive)
             .await?;
         Ok(bytes.slice(..bytes.len().min(length)))
     }
@@ -256,10 +272,10 @@ impl ReadCache {
         &self,
         reader: u64,
         object: &Arc<str>,
-        past_cache: bool,
+        cache_use: CacheUse,
         alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
-        self.look_up(reader, object, None, past_cache, alive).await
+        self.look_up(reader, object, None, cache_use, alive).await
     }
 
     /// The index of a fragment that was stored just now: whoever attaches near the tail does not have to fetch it.
@@ -285,7 +301,7 @@ impl ReadCache {
         reader: u64,
         object: &Arc<str>,
         range: Option<Range<u64>>,
-        past_cache: bool,
+        cache_use: CacheUse,
         alive: &(dyn Fn() + Sync),
     ) -> Result<Bytes, StoreError> {
         let key = PartKey {
@@ -298,13 +314,15 @@ impl ReadCache {
         let mut forgotten = None;
         let (seat, booking) = {
             let mut state = self.inner.lock();
-            if past_cache {
+            if cache_use == CacheUse::Bypassed {
                 forgotten = state.lookups.remove(&key);
             } else if let Some(bytes) = state.lookups.get(&key) {
                 stats.read_lookup_hits.increment();
                 return Ok(bytes);
             }
-            let joined = (!past_cache).then(|| state.flights.join(&key)).flatten();
+            let joined = (cache_use == CacheUse::Allowed)
+                .then(|| state.flights.join(&key))
+                .flatten();
             match joined {
                 Some(seat) => {
                     stats.read_cache_joins.increment();
@@ -312,7 +330,7 @@ impl ReadCache {
                 }
                 None => {
                     stats.read_lookup_misses.increment();
-                    let (mut seats, booking) = state.flights.book(&self.inner, &[key], !past_cache);
+                    let (mut seats, booking) = state.flights.book(&self.inner, &[key], cache_use);
                     (seats.pop(), Some(booking))
                 }
             }

@@ -64,7 +64,12 @@ impl World {
     }
 
     fn range(&self, range: Range<usize>) -> RangeRead {
-        (self.cache).range(1, &self.object, range.start as u64..range.end as u64, false)
+        (self.cache).range(
+            1,
+            &self.object,
+            range.start as u64..range.end as u64,
+            CacheUse::Allowed,
+        )
     }
 
     async fn read(&self, range: Range<usize>) -> Result<Bytes, StoreErrorKind> {
@@ -227,7 +232,7 @@ async fn past_the_cache_is_past_what_is_kept_and_past_what_is_on_its_way_and_is_
         Ok(spoilt),
         "nobody has noticed"
     );
-    let past = (world.cache).range(1, &world.object, 0..2 * BLOCK_BYTES, true);
+    let past = (world.cache).range(1, &world.object, 0..2 * BLOCK_BYTES, CacheUse::Bypassed);
     assert_eq!(collect(past).await, Ok(world.bytes.clone()));
     assert_eq!(world.asked().len(), 2);
     assert_eq!(world.read(0..2 * BLOCK).await, Ok(world.bytes.clone()));
@@ -262,7 +267,7 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
     for _ in 0..3 {
         let index = world
             .cache
-            .index(1, &world.object, 900..2000, false, &|| ())
+            .index(1, &world.object, 900..2000, CacheUse::Allowed, &|| ())
             .await;
         assert_eq!(index, Ok(world.bytes.slice(900..)));
     }
@@ -272,7 +277,7 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
         .remember_index("written", 77, &world.bytes[..40]);
     let index = world
         .cache
-        .index(1, &Arc::from("written"), 77..117, false, &|| ())
+        .index(1, &Arc::from("written"), 77..117, CacheUse::Allowed, &|| ())
         .await;
     assert_eq!(index, Ok(world.bytes.slice(..40)));
     assert_eq!(world.asked().len(), 1);
@@ -280,7 +285,7 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
     // What turned out to be damaged is asked of the store.
     let index = world
         .cache
-        .index(1, &world.object, 900..2000, true, &|| ())
+        .index(1, &world.object, 900..2000, CacheUse::Bypassed, &|| ())
         .await;
     assert_eq!(index, Ok(world.bytes.slice(900..)));
     assert_eq!(world.asked().len(), 2);
@@ -290,10 +295,19 @@ async fn an_index_is_looked_up_once_and_one_that_was_written_here_not_at_all() {
 async fn a_group_is_fetched_once_and_an_error_is_not_kept() {
     let world = World::new(1000, true, PLENTY, None);
     let group: Arc<str> = Arc::from("group");
-    assert!(world.cache.group(1, &group, false, &|| ()).await.is_err());
+    assert!(
+        world
+            .cache
+            .group(1, &group, CacheUse::Allowed, &|| ())
+            .await
+            .is_err()
+    );
     world.memory.insert("group", world.bytes.clone());
     for _ in 0..3 {
-        let read = world.cache.group(1, &group, false, &|| ()).await;
+        let read = world
+            .cache
+            .group(1, &group, CacheUse::Allowed, &|| ())
+            .await;
         assert_eq!(read, Ok(world.bytes.clone()));
     }
     let gets = world.faults.requests();
@@ -486,12 +500,12 @@ fn asking_on_a_runtime_that_is_being_closed_comes_back_and_leaves_nothing_behind
             is_closing.recv().expect("the test goes on");
             if lookup {
                 // In the same poll; the answer never comes.
-                let index = cache.index(1, &object, 0..100, false, &|| ());
+                let index = cache.index(1, &object, 0..100, CacheUse::Allowed, &|| ());
                 let waits = std::pin::pin!(index);
                 let mut context = std::task::Context::from_waker(std::task::Waker::noop());
                 let _ = waits.poll(&mut context);
             } else {
-                drop(cache.range(1, &object, 0..4 * BLOCK_BYTES, false));
+                drop(cache.range(1, &object, 0..4 * BLOCK_BYTES, CacheUse::Allowed));
             }
             came_back.send(()).expect("the test waits");
         });
@@ -510,7 +524,7 @@ fn asking_on_a_runtime_that_is_being_closed_comes_back_and_leaves_nothing_behind
 struct Step {
     start: usize,
     length: usize,
-    past_cache: bool,
+    cache_use: CacheUse,
     gives_up_after: Option<usize>,
 }
 
@@ -521,10 +535,13 @@ fn steps() -> impl Strategy<Value = Vec<Vec<Step>>> {
         prop::bool::weighted(0.1),
         prop::option::weighted(0.3, 0_usize..3),
     )
-        .prop_map(|(start, length, past_cache, gives_up_after)| Step {
+        .prop_map(|(start, length, bypassed, gives_up_after)| Step {
             start,
             length,
-            past_cache,
+            cache_use: match bypassed {
+                true => CacheUse::Bypassed,
+                false => CacheUse::Allowed,
+            },
             gives_up_after,
         });
     prop::collection::vec(prop::collection::vec(step, 1..6), 1..6)
@@ -568,7 +585,7 @@ proptest! {
                     for step in steps {
                         let range = step.start as u64..(step.start + step.length) as u64;
                         let truth = (world.memory).get_range("object", range.clone()).await;
-                        let mut read = world.cache.range(1, &world.object, range, step.past_cache);
+                        let mut read = world.cache.range(1, &world.object, range, step.cache_use);
                         let (mut seen, mut pieces) = (Vec::new(), 0);
                         let ended = loop {
                             if step.gives_up_after == Some(pieces) {

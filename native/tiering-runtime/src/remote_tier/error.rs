@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use thiserror::Error;
+
 /// The kinds of failure that callers tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StoreErrorKind {
@@ -164,8 +166,18 @@ impl StoreErrorKind {
     }
 }
 
+impl fmt::Display for StoreErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unexpected(status) if *status != 0 => write!(f, "unexpected ({status})"),
+            kind => f.write_str(kind.name()),
+        }
+    }
+}
+
 /// One failed request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{kind}: {text}")]
 pub struct StoreError {
     kind: StoreErrorKind,
     text: String,
@@ -198,19 +210,6 @@ impl StoreError {
         self.kind.is_retryable()
     }
 }
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            StoreErrorKind::Unexpected(status) if status != 0 => {
-                write!(f, "unexpected ({status}): {}", self.text)
-            }
-            kind => write!(f, "{}: {}", kind.name(), self.text),
-        }
-    }
-}
-
-impl std::error::Error for StoreError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! A wrapper that counts requests, bytes and failures.
+//! A wrapper that counts requests, bytes and failures, and gives each request its span.
 //!
 //! Sits right above the store, so that each attempt counts. Does not change any request or answer.
 
@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tracing::{Instrument, Span, debug_span};
 
 use super::{
     DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError,
@@ -28,19 +29,25 @@ impl Instrumented {
     fn count<'a, T: Send + 'a>(
         &'a self,
         requests: &'a Stat,
+        span: Span,
         request: StoreFuture<'a, T>,
         on_success: impl FnOnce(&Stats, &T) + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        Box::pin(async move {
+        let counted = async move {
             requests.increment();
             let _in_flight = self.stats.requests_in_flight.hold();
             let outcome: Result<T, StoreError> = request.await;
             match &outcome {
                 Ok(answer) => on_success(&self.stats, answer),
-                Err(error) => self.stats.count_error(error),
+                Err(error) => {
+                    self.stats.count_error(error);
+                    let (kind, text) = (error.kind().name(), error.text());
+                    tracing::debug!(kind, text, "a request to the store failed");
+                }
             }
             outcome
-        })
+        };
+        Box::pin(counted.instrument(span))
     }
 }
 
@@ -60,8 +67,10 @@ impl RangeSink for Counting<'_> {
 impl RemoteTier for Instrumented {
     fn put(&self, request: PutRequest) -> StoreFuture<'_, ()> {
         let len_bytes = request.body.len_bytes();
+        let span = debug_span!("request", verb = "PUT", key = %request.key, len_bytes);
         self.count(
             &self.stats.put_requests,
+            span,
             self.inner.put(request),
             move |stats, ()| {
                 stats.sent_bytes.add(len_bytes);
@@ -72,6 +81,7 @@ impl RemoteTier for Instrumented {
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         self.count(
             &self.stats.get_requests,
+            debug_span!("request", verb = "GET", key = %key),
             self.inner.get(key, max_bytes),
             |stats, bytes| {
                 stats.received_bytes.add(bytes.len() as u64);
@@ -82,6 +92,7 @@ impl RemoteTier for Instrumented {
     fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
         self.count(
             &self.stats.get_requests,
+            debug_span!("request", verb = "GET", key = %key),
             self.inner.get_described(key, max_bytes),
             |stats, answer| {
                 stats.received_bytes.add(answer.bytes.len() as u64);
@@ -92,6 +103,7 @@ impl RemoteTier for Instrumented {
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
         self.count(
             &self.stats.get_range_requests,
+            debug_span!("request", verb = "GET", key = %key, from = range.start, to = range.end),
             self.inner.get_range(key, range),
             |stats, bytes| {
                 stats.received_bytes.add(bytes.len() as u64);
@@ -110,14 +122,20 @@ impl RemoteTier for Instrumented {
                 sink,
                 stats: &self.stats,
             };
+            let span = debug_span!("request", verb = "GET", key = %key, from = range.start, to = range.end);
             let request = self.inner.stream_range(key, range, &mut counting);
-            self.count(&self.stats.get_range_requests, request, |_, ()| ())
+            self.count(&self.stats.get_range_requests, span, request, |_, ()| ())
                 .await
         })
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
-        self.count(&self.stats.head_requests, self.inner.head(key), |_, _| ())
+        self.count(
+            &self.stats.head_requests,
+            debug_span!("request", verb = "HEAD", key = %key),
+            self.inner.head(key),
+            |_, _| (),
+        )
     }
 
     fn list<'a>(
@@ -128,6 +146,7 @@ impl RemoteTier for Instrumented {
     ) -> StoreFuture<'a, ListPage> {
         self.count(
             &self.stats.list_requests,
+            debug_span!("request", verb = "LIST", key = %prefix),
             self.inner.list(prefix, token, max_keys),
             |_, _| (),
         )
@@ -136,6 +155,7 @@ impl RemoteTier for Instrumented {
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
         self.count(
             &self.stats.delete_requests,
+            debug_span!("request", verb = "DELETE", keys = keys.len()),
             self.inner.delete(keys),
             |stats, outcome| {
                 stats.objects_deleted.add(outcome.deleted as u64);
@@ -145,6 +165,11 @@ impl RemoteTier for Instrumented {
     }
 
     fn probe(&self) -> StoreFuture<'_, ()> {
-        self.count(&self.stats.list_requests, self.inner.probe(), |_, ()| ())
+        self.count(
+            &self.stats.list_requests,
+            debug_span!("request", verb = "LIST"),
+            self.inner.probe(),
+            |_, ()| (),
+        )
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tracing::{Instrument, debug_span};
 
 use super::{
     DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture,
@@ -72,7 +73,10 @@ impl Retrying {
     {
         let mut failures = 0;
         loop {
-            match attempt().await {
+            let span = debug_span!("attempt", attempt = failures + 1);
+            // Within the span already when the request is made: its own span belongs to it.
+            let request = span.in_scope(&mut attempt);
+            match request.instrument(span).await {
                 Err(error) if error.is_retryable() && failures + 1 < self.policy.attempts_max => {
                     failures += 1;
                     self.stats.request_retries.increment();

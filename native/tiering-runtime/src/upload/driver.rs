@@ -6,29 +6,26 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tiering_core::upload::{
-    Activity, Effect, Event, Failure, Pointer, Problem, ScanBatch, ScanEnd, Settings, StopReason,
-    UploadMachine,
-};
+use tiering_core::upload::{Activity, Event, Settings, UploadMachine};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
-use super::handle::{Committed, SharedStatus};
 use super::questions::Question;
 use super::sums::Share;
 use super::work::Workshop;
-use super::{
-    EditFrom, Range, Stopped, UploadConfig, UploadEvent, UploadPush, UploadSink, UploadStatus,
-};
+use super::{Stopped, UploadConfig, UploadEvent, UploadPush, UploadSink, UploadStatus};
 use crate::clock::random_u64;
-use crate::engine::Shared;
-use crate::local_log::{ScanRequest, Scanner};
-use crate::manifests::ResolvedManifest;
+use crate::local_log::Scanner;
 use crate::settings::Config;
+use crate::shared::Shared;
 
 mod abandoned;
+mod effects;
+mod publish;
+mod tasks;
 
 use abandoned::RootName;
+use tasks::{Done, Task};
 
 /// The shell's own time limit for the metadata store is 30 s; its answer should be the one that counts.
 const ANSWER_DEADLINE_MS: u64 = 35_000;
@@ -54,71 +51,15 @@ fn machine_settings(config: &Config) -> Settings {
     }
 }
 
-/// What a task does, to answer for it if it cannot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Task {
-    Scan { generation: u64 },
-    GetRoot { generation: u64 },
-    Transfer { generation: u64, transfer: u64 },
-    PutRoot { generation: u64 },
-    PutGroup { generation: u64 },
-    GetGroup { generation: u64 },
-    Delete,
+/// The shared atomics as last reported.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::upload) struct Committed {
+    pub(in crate::upload) committed_chunk_id: Option<u64>,
+    pub(in crate::upload) local_first_chunk_id: Option<u64>,
 }
 
-impl Task {
-    /// The answer of a task that did not give one.
-    fn lost(self, text: &str) -> Option<Event> {
-        let failure = Failure::Transient(text.to_owned());
-        Some(match self {
-            Self::Scan { generation } => {
-                let end = ScanEnd::Failed {
-                    reason: text.to_owned(),
-                };
-                Event::Scanned {
-                    generation,
-                    batch: ScanBatch {
-                        chunks: Vec::new(),
-                        end,
-                    },
-                }
-            }
-            Self::GetRoot { generation } => Event::RootRead {
-                generation,
-                outcome: Err(failure),
-            },
-            Self::Transfer {
-                generation,
-                transfer,
-            } => Event::TransferDone {
-                generation,
-                transfer,
-                outcome: Err(failure),
-            },
-            Self::PutRoot { generation } => Event::RootPut {
-                generation,
-                outcome: Err(failure),
-            },
-            Self::PutGroup { generation } => Event::GroupPut {
-                generation,
-                outcome: Err(failure),
-            },
-            Self::GetGroup { generation } => Event::GroupRead {
-                generation,
-                outcome: Err(failure),
-            },
-            Self::Delete => return None,
-        })
-    }
-}
-
-/// What a task ended with.
-enum Done {
-    Event(Event),
-    RootRead(Event, Option<RootName>),
-    Scanned(Scanner, Event),
-    Nothing,
-}
+/// A status that the driver writes and the shell reads.
+pub(in crate::upload) type SharedStatus = Arc<Mutex<UploadStatus>>;
 
 /// The driver; see the module's page.
 pub(super) struct Driver {
@@ -134,7 +75,7 @@ pub(super) struct Driver {
     pointer: Question,
     anchor: Question,
     commit: Question,
-    told_problem: Option<&'static str>,
+    reported_problem: Option<&'static str>,
     /// The root that names history which was given up, and its key.
     abandoned: Option<(RootName, Arc<str>)>,
     stopped: bool,
@@ -173,7 +114,7 @@ impl Driver {
             pointer: Question::default(),
             anchor: Question::default(),
             commit: Question::default(),
-            told_problem: None,
+            reported_problem: None,
             abandoned: None,
             stopped: false,
         };
@@ -294,6 +235,9 @@ impl Driver {
             Err(error) => {
                 if error.is_panic() {
                     self.workshop.shared.stats.tasks_lost.increment();
+                    tracing::error!(
+                        "a task of the native side died, which is a bug: its work is tried again"
+                    );
                 }
                 task?.lost(if error.is_panic() {
                     "the task died"
@@ -316,252 +260,6 @@ impl Driver {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
         while let Some(effect) = self.machine.poll_effect() {
             self.run_effect(effect);
-        }
-    }
-
-    fn run_effect(&mut self, effect: Effect) {
-        match effect {
-            Effect::ReadPointer { generation } => {
-                self.ask(
-                    |driver| &mut driver.pointer,
-                    generation,
-                    UploadPush::ReadPointer,
-                );
-            }
-            Effect::WriteAnchor { generation } => {
-                self.ask(
-                    |driver| &mut driver.anchor,
-                    generation,
-                    UploadPush::WriteAnchor,
-                );
-            }
-            Effect::CommitPointer {
-                generation,
-                epoch,
-                uid,
-                next_offset,
-                expected_revision,
-            } => {
-                let push = UploadPush::CommitPointer {
-                    epoch,
-                    uid,
-                    next_offset,
-                    expected_revision,
-                };
-                self.ask(|driver| &mut driver.commit, generation, push);
-            }
-            Effect::GetRoot {
-                generation,
-                pointer,
-            } => {
-                let work = self.workshop.clone().get_root(pointer);
-                self.spawn(Task::GetRoot { generation }, async move {
-                    let (outcome, abandoned) = match work.await {
-                        Ok((root, abandoned)) => (Ok(root), abandoned),
-                        Err(failure) => (Err(failure), None),
-                    };
-                    let event = Event::RootRead {
-                        generation,
-                        outcome,
-                    };
-                    Done::RootRead(event, abandoned)
-                });
-            }
-            Effect::PutRoot {
-                generation,
-                epoch,
-                root,
-            } => {
-                let abandoned = self.abandoned.as_ref().map(|(name, _)| *name);
-                let work = self.workshop.clone().put_root(epoch, root, abandoned);
-                self.spawn(Task::PutRoot { generation }, async move {
-                    Done::Event(Event::RootPut {
-                        generation,
-                        outcome: work.await,
-                    })
-                });
-            }
-            Effect::PutGroup {
-                generation,
-                next_offset,
-                group,
-            } => {
-                let work = self.workshop.clone().put_group(group, next_offset);
-                self.spawn(Task::PutGroup { generation }, async move {
-                    Done::Event(Event::GroupPut {
-                        generation,
-                        outcome: work.await,
-                    })
-                });
-            }
-            Effect::GetGroup {
-                generation,
-                kind,
-                first_offset,
-                uid,
-            } => {
-                let work = self.workshop.clone().get_group(kind, first_offset, uid);
-                self.spawn(Task::GetGroup { generation }, async move {
-                    Done::Event(Event::GroupRead {
-                        generation,
-                        outcome: work.await,
-                    })
-                });
-            }
-            Effect::Transfer {
-                generation,
-                transfer,
-                plan,
-            } => {
-                let task = Task::Transfer {
-                    generation,
-                    transfer,
-                };
-                // One that is still under way answers by its own deadline; starting again would only lose its place in line.
-                if self.running.values().all(|(running, _)| *running != task) {
-                    let work = self.workshop.clone().transfer(plan);
-                    self.spawn(task, async move {
-                        Done::Event(Event::TransferDone {
-                            generation,
-                            transfer,
-                            outcome: work.await,
-                        })
-                    });
-                }
-            }
-            Effect::CancelTransfers { generation: up_to } => {
-                for (task, abort) in self.running.values() {
-                    if matches!(task, Task::Transfer { generation, .. } if *generation <= up_to) {
-                        abort.abort();
-                    }
-                }
-            }
-            Effect::Scan {
-                generation,
-                from_offset,
-                front_timestamp_ms,
-                witness,
-                up_to_chunk_id,
-                max_chunks,
-                max_bytes,
-            } => {
-                let request = ScanRequest {
-                    from_offset,
-                    front_timestamp_ms,
-                    witness,
-                    up_to_chunk_id,
-                    max_chunks,
-                    max_bytes,
-                };
-                self.scan(generation, request);
-            }
-            Effect::Publish {
-                root,
-                revision,
-                confirmed,
-                pointer,
-            } => self.publish(root, revision, pointer, confirmed),
-            Effect::Delete { objects } => {
-                let work = self.workshop.clone().delete(objects);
-                self.spawn(Task::Delete, async move {
-                    work.await;
-                    Done::Nothing
-                });
-            }
-            Effect::Recovered {
-                kind,
-                from_offset,
-                to_offset,
-            } => {
-                self.sink.push(UploadPush::Recovery {
-                    kind,
-                    from_offset,
-                    to_offset,
-                });
-            }
-            Effect::Abandoned {
-                root,
-                first_offset,
-                next_offset,
-            } => self.abandoned(root, first_offset, next_offset),
-            Effect::Problem { problem } => self.tell_problem(problem),
-            Effect::Stop { reason } => {
-                self.stopped = true;
-                self.sink.push(UploadPush::Stopped(match reason {
-                    StopReason::Deleted => Stopped::Deleted,
-                    StopReason::Deposed => Stopped::ConflictLost,
-                }));
-            }
-        }
-    }
-
-    fn ask(&mut self, question: fn(&mut Self) -> &mut Question, generation: u64, push: UploadPush) {
-        let now_ms = self.now_ms();
-        if let Some(push) = question(self).ask(now_ms, generation, push) {
-            self.sink.push(push);
-        }
-    }
-
-    fn spawn(&mut self, task: Task, work: impl Future<Output = Done> + Send + 'static) {
-        let abort = self.tasks.spawn(work);
-        self.running.insert(abort.id(), (task, abort));
-    }
-
-    fn scan(&mut self, generation: u64, request: ScanRequest) {
-        // Away only if an earlier scan's answer is still awaited although the machine has given it up.
-        let mut scanner = self.scanner.take().unwrap_or_else(|| {
-            let Shared { buffers, stats, .. } = &*self.workshop.shared;
-            Scanner::new(
-                self.workshop.stream.directory.clone(),
-                Arc::clone(buffers),
-                Arc::clone(stats),
-            )
-        });
-        let abort = self.tasks.spawn_blocking(move || {
-            let batch = scanner.scan(&request);
-            Done::Scanned(scanner, Event::Scanned { generation, batch })
-        });
-        self.running
-            .insert(abort.id(), (Task::Scan { generation }, abort));
-    }
-
-    fn publish(
-        &mut self,
-        root: Arc<log_format::manifest::Root>,
-        revision: u64,
-        pointer: Option<Pointer>,
-        confirmed: bool,
-    ) {
-        let epoch = self.workshop.stream.epoch;
-        let range = Range::of(&root, revision, epoch, pointer);
-        let stream_id = &self.workshop.stream.stream_id;
-        let manifests = &self.workshop.shared.manifests;
-        let manifest = ResolvedManifest {
-            root,
-            revision,
-            epoch,
-            pointer,
-        };
-        let edit = match manifests.resolved(stream_id) {
-            Some(before) if confirmed => EditFrom::between(&before, &manifest),
-            Some(_) | None => None,
-        };
-        // Readers first: what local retention trims because of the push must be findable by then.
-        manifests.publish(stream_id, manifest);
-        // The shell trims the local log by what it is told.
-        if confirmed {
-            self.sink.push(UploadPush::Range(range, edit));
-        }
-    }
-
-    fn tell_problem(&mut self, problem: Option<Problem>) {
-        let kind = problem.as_ref().map(|problem| problem.kind);
-        if let Some(over) = self.told_problem.filter(|told| Some(*told) != kind) {
-            self.sink.push(UploadPush::Recovered { kind: over });
-        }
-        self.told_problem = kind;
-        if let Some(Problem { kind, text }) = problem {
-            self.sink.push(UploadPush::Problem { kind, text });
         }
     }
 }

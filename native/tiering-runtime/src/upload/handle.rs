@@ -3,49 +3,32 @@
 //! Owns the way in (a bounded queue, and the newest committed state beside it) and the end of the stream: dropping the handle
 //! cancels everything. No call waits.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
+use thiserror::Error;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
+use tracing::Instrument;
 
-use super::driver::Driver;
+use super::driver::{Committed, Driver, SharedStatus};
 use super::{UploadConfig, UploadEvent, UploadSink, UploadStatus};
-use crate::engine::{Closed, Engine};
+use crate::shared::Shared;
 
 /// Events that may wait for the driver, the coalesced committed state not counted.
 const QUEUE_EVENTS_MAX: usize = 1024;
 
 /// Why an event was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum EventError {
     /// The queue is full; try later.
+    #[error("the queue is full")]
     Busy,
     /// The stream has stopped or was closed.
+    #[error("the stream is closed")]
     Closed,
 }
-
-impl fmt::Display for EventError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Busy => "the queue is full",
-            Self::Closed => "the stream is closed",
-        })
-    }
-}
-
-impl std::error::Error for EventError {}
-
-/// The shared atomics as last told.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Committed {
-    pub(super) committed_chunk_id: Option<u64>,
-    pub(super) local_first_chunk_id: Option<u64>,
-}
-
-/// A status that the driver writes and the shell reads.
-pub(super) type SharedStatus = Arc<Mutex<UploadStatus>>;
 
 /// A stream that is being tiered, until this is dropped.
 #[derive(Debug)]
@@ -103,29 +86,32 @@ impl Drop for UploadHandle {
     }
 }
 
-impl Engine {
-    /// Starts tiering a stream. Its manifest is pending from now on, unless it is known already.
-    ///
-    /// # Errors
-    /// If the engine is closed.
-    pub fn open_upload(
-        &self,
-        config: UploadConfig,
-        sink: Arc<dyn UploadSink>,
-    ) -> Result<UploadHandle, Closed> {
-        let runtime = self.runtime()?;
-        self.manifests().mark_pending(&config.stream_id);
-        let (events, event_queue) = mpsc::channel(QUEUE_EVENTS_MAX);
-        let (committed, committed_changes) = watch::channel(Committed::default());
-        let (driver, status) = Driver::new(Arc::clone(self.shared()), config, sink);
-        let task = runtime
-            .spawn(Box::new(driver).run(event_queue, committed_changes))
-            .abort_handle();
-        Ok(UploadHandle {
-            events,
-            committed,
-            status,
-            task,
-        })
+/// Starts tiering a stream. Its manifest is pending from now on, unless it is known already.
+pub(crate) fn open(
+    runtime: &Handle,
+    shared: &Arc<Shared>,
+    config: UploadConfig,
+    sink: Arc<dyn UploadSink>,
+) -> UploadHandle {
+    shared.manifests.mark_pending(&config.stream_id);
+    let (events, event_queue) = mpsc::channel(QUEUE_EVENTS_MAX);
+    let (committed, committed_changes) = watch::channel(Committed::default());
+    let (stream, epoch) = (config.stream_id.clone(), config.epoch);
+    let span = shared
+        .log
+        .within(|| tracing::info_span!("upload", %stream, epoch));
+    let (driver, status) = Driver::new(Arc::clone(shared), config, sink);
+    let task = runtime
+        .spawn(
+            Box::new(driver)
+                .run(event_queue, committed_changes)
+                .instrument(span),
+        )
+        .abort_handle();
+    UploadHandle {
+        events,
+        committed,
+        status,
+        task,
     }
 }

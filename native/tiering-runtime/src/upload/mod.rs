@@ -12,11 +12,13 @@ mod work;
 
 use std::path::PathBuf;
 
-use log_format::manifest::Root;
 use tiering_core::upload::{
-    CommitOutcome, Counters, Pointer, PointerRead, Recovery, RetentionBound, Status,
+    CommitOutcome, Counters, PointerRead, Recovery, RetentionBound, Status,
 };
 
+use crate::manifests::{EditFrom, ManifestRange};
+
+pub(crate) use handle::open;
 pub use handle::{EventError, UploadHandle};
 
 /// Which stream, and where its local log is.
@@ -78,7 +80,7 @@ pub enum UploadPush {
         expected_revision: u64,
     },
     /// The persisted manifest is known, or has advanced: then also what leads to it from the one before, if that is little.
-    Range(Range, Option<EditFrom>),
+    Range(ManifestRange, Option<EditFrom>),
     /// A recovery gave something up.
     Recovery {
         /// Which kind.
@@ -113,15 +115,6 @@ pub enum UploadPush {
     Stopped(Stopped),
 }
 
-/// What leads to a persisted manifest, for nodes that know the one it was made from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EditFrom {
-    /// The pointer of that one.
-    pub pointer: Pointer,
-    /// The encoded edit.
-    pub bytes: Vec<u8>,
-}
-
 /// Why a stream stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
@@ -131,42 +124,6 @@ pub enum Stopped {
     ConflictLost,
     /// The driver died.
     Bug,
-}
-
-/// A persisted manifest in short.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    /// First offset.
-    pub first_offset: u64,
-    /// Offset after the last one; equal to the first if it is empty.
-    pub next_offset: u64,
-    /// Timestamp of the first chunk, -1 if there is none.
-    pub first_timestamp_ms: i64,
-    /// Chunk bytes.
-    pub total_size_bytes: u128,
-    /// Revision of its pointer, 0 if it was never persisted.
-    pub revision: u64,
-    /// Epoch of the writer that tells.
-    pub epoch: u64,
-    /// Entries of the root.
-    pub fragments: u64,
-    /// The pointer that names its root; `None` while none does (nothing persisted, or just about to be replaced).
-    pub pointer: Option<Pointer>,
-}
-
-impl Range {
-    pub(crate) fn of(root: &Root, revision: u64, epoch: u64, pointer: Option<Pointer>) -> Self {
-        Self {
-            first_offset: root.first_offset,
-            next_offset: root.next_offset,
-            first_timestamp_ms: root.first_timestamp_ms,
-            total_size_bytes: root.total_size_bytes,
-            revision,
-            epoch,
-            fragments: root.entries.len() as u64,
-            pointer,
-        }
-    }
 }
 
 /// The machine's status and counters.

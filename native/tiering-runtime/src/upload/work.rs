@@ -14,10 +14,10 @@ use tiering_core::upload::{Failure, Pointer, StoredObject};
 use super::UploadConfig;
 use super::metadata::{self, RootName};
 use crate::clock::random_uid;
-use crate::engine::Shared;
 use crate::local_log::FragmentBody;
+use crate::manifests::{RootReadError, fetch_root};
 use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind, failure};
-use crate::roots::{self, RootReadError};
+use crate::shared::Shared;
 
 /// Ours have at most 1,024 entries; another program's threshold may be larger.
 const GROUP_BYTES_MAX: u64 = 16 << 20;
@@ -85,7 +85,7 @@ impl Workshop {
         pointer: Pointer,
     ) -> Result<(Root, Option<RootName>), Failure> {
         let Shared { tier, keys, .. } = &*self.shared;
-        roots::get(tier, keys, &self.stream.stream_id, pointer)
+        fetch_root(tier, keys, &self.stream.stream_id, pointer)
             .await
             .map(|(root, metadata)| (root, RootName::of(&metadata)))
             .map_err(|error| match error {

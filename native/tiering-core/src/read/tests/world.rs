@@ -322,9 +322,9 @@ impl Run {
                     fragment,
                     start,
                     end,
-                    past_cache,
+                    cache,
                 } => {
-                    self.past_cache += usize::from(past_cache);
+                    self.past_cache += usize::from(cache == CacheUse::Bypassed);
                     assert!(start >= 8 && start < end && end <= 8 + fragment.data_bytes);
                     request(
                         id,

@@ -30,7 +30,7 @@ impl Follower {
     }
 
     /// What the shell of a replica's node does.
-    pub(super) fn hear(&mut self, range: &Range, edit: Option<&EditFrom>) {
+    pub(super) fn hear(&mut self, range: &ManifestRange, edit: Option<&EditFrom>) {
         let Some(pointer) = range.pointer else {
             return self.engine.manifests().reset(STREAM);
         };
@@ -61,7 +61,7 @@ impl Follower {
                     .expect("resolved")
             }
         };
-        let told = Range {
+        let told = ManifestRange {
             epoch: pointer.epoch,
             ..*range
         };

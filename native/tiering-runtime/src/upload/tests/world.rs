@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    pub(super) fn until_persisted(&mut self, stream: &Opened, next_offset: u64) -> Range {
+    pub(super) fn until_persisted(&mut self, stream: &Opened, next_offset: u64) -> ManifestRange {
         let seen = self.until(
             stream,
             |push| matches!(push, UploadPush::Range(range, _) if range.next_offset >= next_offset),

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use log_format::manifest::Root;
+use thiserror::Error;
 use tiering_core::upload::Pointer;
 use tokio::sync::watch;
 
@@ -55,16 +56,20 @@ impl ResolvedManifest {
     }
 }
 
-/// Why a manifest that was fetched is not the one to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+/// Why a manifest that was fetched, or made by an edit, is not used here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unusable {
     /// The stream was forgotten meanwhile, or never marked.
+    #[error("the stream has no member here")]
     Unknown,
     /// Its writer is here; nobody else may publish.
+    #[error("the stream is written here")]
     WrittenHere,
     /// A newer one is known.
+    #[error("a newer manifest is known")]
     Stale,
     /// What is known is not what it was made from.
+    #[error("the manifest before it is not known")]
     Gap,
 }
 
@@ -123,7 +128,7 @@ impl Manifests {
     ///
     /// # Errors
     /// If it must not be used here.
-    pub fn offer(&self, stream_id: &str, manifest: ResolvedManifest) -> Result<Offered, Refused> {
+    pub fn offer(&self, stream_id: &str, manifest: ResolvedManifest) -> Result<Offered, Unusable> {
         let streams = self.lock();
         let sender = self.admit(&streams, stream_id, manifest.order())?;
         let Some(sender) = sender else {
@@ -142,17 +147,17 @@ impl Manifests {
         stream_id: &str,
         from: Pointer,
         manifest: ResolvedManifest,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Unusable> {
         let streams = self.lock();
         let sender = self
             .admit(&streams, stream_id, manifest.order())?
-            .ok_or(Refused::Stale)?;
+            .ok_or(Unusable::Stale)?;
         let known = sender
             .borrow()
             .resolved()
             .and_then(|manifest| manifest.pointer);
         if known != Some(from) {
-            return Err(Refused::Gap);
+            return Err(Unusable::Gap);
         }
         drop(sender.send_replace(ManifestState::Resolved(manifest)));
         Ok(())
@@ -167,7 +172,7 @@ impl Manifests {
         stream_id: &str,
         epoch: u64,
         revision: u64,
-    ) -> Result<Offered, Refused> {
+    ) -> Result<Offered, Unusable> {
         let streams = self.lock();
         let sender = self.admit(&streams, stream_id, (epoch, revision))?;
         Ok(sender.map_or(Offered::Known, |_| Offered::Published))
@@ -179,15 +184,15 @@ impl Manifests {
         streams: &'a HashMap<StreamId, watch::Sender<ManifestState>>,
         stream_id: &str,
         order: (u64, u64),
-    ) -> Result<Option<&'a watch::Sender<ManifestState>>, Refused> {
-        let sender = streams.get(stream_id).ok_or(Refused::Unknown)?;
+    ) -> Result<Option<&'a watch::Sender<ManifestState>>, Unusable> {
+        let sender = streams.get(stream_id).ok_or(Unusable::Unknown)?;
         if self.writers().contains_key(stream_id) {
-            return Err(Refused::WrittenHere);
+            return Err(Unusable::WrittenHere);
         }
         let known = sender.borrow().resolved().map(ResolvedManifest::order);
         match known {
             Some(known) if known == order => Ok(None),
-            Some(known) if known > order => Err(Refused::Stale),
+            Some(known) if known > order => Err(Unusable::Stale),
             Some(_) | None => Ok(Some(sender)),
         }
     }
@@ -332,11 +337,11 @@ mod tests {
     #[test]
     fn only_a_newer_manifest_of_a_known_stream_written_elsewhere_is_taken() {
         let manifests = Manifests::new();
-        assert_eq!(manifests.offer("s", manifest(7, 1)), Err(Refused::Unknown));
+        assert_eq!(manifests.offer("s", manifest(7, 1)), Err(Unusable::Unknown));
         manifests.mark_pending("s");
         assert_eq!(manifests.offer("s", manifest(7, 3)), Ok(Offered::Published));
         assert_eq!(manifests.offer("s", manifest(7, 3)), Ok(Offered::Known));
-        assert_eq!(manifests.offer("s", manifest(5, 2)), Err(Refused::Stale));
+        assert_eq!(manifests.offer("s", manifest(5, 2)), Err(Unusable::Stale));
         let later_epoch = ResolvedManifest {
             epoch: 2,
             ..manifest(9, 4)
@@ -345,7 +350,7 @@ mod tests {
             manifests.offer("s", later_epoch.clone()),
             Ok(Offered::Published)
         );
-        assert_eq!(manifests.offer("s", manifest(8, 5)), Err(Refused::Stale));
+        assert_eq!(manifests.offer("s", manifest(8, 5)), Err(Unusable::Stale));
         assert_eq!(manifests.resolved("s"), Some(later_epoch));
         manifests.take("s");
         manifests.take("s");
@@ -356,7 +361,7 @@ mod tests {
         };
         assert_eq!(
             manifests.offer("s", newest.clone()),
-            Err(Refused::WrittenHere)
+            Err(Unusable::WrittenHere)
         );
         manifests.give_back("s");
         assert_eq!(manifests.offer("s", newest), Ok(Offered::Published));
@@ -374,25 +379,25 @@ mod tests {
         let manifests = Arc::new(Manifests::new());
         let replace =
             |from, revision| manifests.replace("s", pointer(1, from), manifest(9, revision));
-        assert_eq!(replace(1, 2), Err(Refused::Unknown));
+        assert_eq!(replace(1, 2), Err(Unusable::Unknown));
         manifests.mark_pending("s");
-        assert_eq!(replace(1, 2), Err(Refused::Gap), "pending");
+        assert_eq!(replace(1, 2), Err(Unusable::Gap), "pending");
         assert_eq!(manifests.get("s"), Some(ManifestState::Pending));
         manifests.publish("s", manifest(7, 3));
         let mut changes = manifests.subscribe("s").expect("known");
-        assert_eq!(replace(2, 4), Err(Refused::Gap));
+        assert_eq!(replace(2, 4), Err(Unusable::Gap));
         let other_key = Pointer {
             uid: 8,
             ..pointer(1, 3)
         };
         for from in [other_key, pointer(2, 3)] {
             let replaced = manifests.replace("s", from, manifest(9, 4));
-            assert_eq!(replaced, Err(Refused::Gap));
+            assert_eq!(replaced, Err(Unusable::Gap));
         }
-        assert_eq!(replace(3, 3), Err(Refused::Stale));
-        assert_eq!(replace(3, 2), Err(Refused::Stale));
+        assert_eq!(replace(3, 3), Err(Unusable::Stale));
+        assert_eq!(replace(3, 2), Err(Unusable::Stale));
         manifests.take("s");
-        assert_eq!(replace(3, 4), Err(Refused::WrittenHere));
+        assert_eq!(replace(3, 4), Err(Unusable::WrittenHere));
         manifests.give_back("s");
         assert!(!changes.has_changed().expect("known"));
         assert_eq!(manifests.resolved("s"), Some(manifest(7, 3)));
@@ -404,7 +409,7 @@ mod tests {
             ..manifest(9, 5)
         };
         manifests.publish("s", unnamed);
-        assert_eq!(replace(5, 6), Err(Refused::Gap), "taken back");
+        assert_eq!(replace(5, 6), Err(Unusable::Gap), "taken back");
     }
 
     #[tokio::test]

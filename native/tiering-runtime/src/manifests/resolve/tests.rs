@@ -6,6 +6,7 @@ use log_format::key::KeySpace;
 use log_format::manifest::{Entry, Kind};
 
 use super::*;
+use crate::engine::Engine;
 use crate::remote_tier::StoreErrorKind;
 use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
 use crate::settings::Config;
@@ -72,7 +73,7 @@ impl World {
         self.memory.insert(&Self::key(pointer), root.encode());
     }
 
-    fn resolve(&self, pointer: Option<Pointer>) -> Result<Range, ResolveError> {
+    fn resolve(&self, pointer: Option<Pointer>) -> Result<ManifestRange, ResolveError> {
         let (sender, receiver) = mpsc::channel();
         self.engine
             .resolve_manifest(STREAM, pointer, move |outcome| {
@@ -120,11 +121,11 @@ fn the_newer_manifest_wins_and_the_stale_one_is_counted() {
     );
     assert_eq!(
         world.resolve(Some(old)),
-        Err(ResolveError::Refused(Refused::Stale))
+        Err(ResolveError::Unusable(Unusable::Stale))
     );
     assert_eq!(
         world.resolve(None),
-        Err(ResolveError::Refused(Refused::Stale)),
+        Err(ResolveError::Unusable(Unusable::Stale)),
         "nothing persisted is older than anything"
     );
     assert_eq!(world.known(), Some((2, 5, 70)));
@@ -207,7 +208,7 @@ fn a_stream_forgotten_or_never_marked_is_not_brought_back() {
     world.store(pointer, &root(50));
     assert_eq!(
         world.resolve(Some(pointer)),
-        Err(ResolveError::Refused(Refused::Unknown))
+        Err(ResolveError::Unusable(Unusable::Unknown))
     );
     assert_eq!(world.engine.manifests().get(STREAM), None);
 }

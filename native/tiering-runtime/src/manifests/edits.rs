@@ -1,4 +1,4 @@
-//! Edits of manifests: made where a stream is written, taken in where it has a replica.
+//! Edits of manifests: made where a stream is written, applied where it has a replica.
 //!
 //! Owns how an edit gets into and out of this node's manifests. Does not own what an edit is, nor what is checked
 //! ([`tiering_core::manifest::follow`]); nor how it travels, and when a manifest is fetched instead: the shell does.
@@ -8,10 +8,16 @@ use std::sync::Arc;
 use tiering_core::manifest::follow::{self, Refused as EditRefused};
 use tiering_core::upload::Pointer;
 
-use crate::engine::Engine;
-use crate::manifests::{Offered, Refused, ResolvedManifest};
-use crate::resolve::ResolveError;
-use crate::upload::{EditFrom, Range};
+use super::{ManifestRange, Manifests, Offered, ResolveError, ResolvedManifest, Unusable};
+
+/// What leads to a persisted manifest, for nodes that know the one it was made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EditFrom {
+    /// The pointer of that one.
+    pub pointer: Pointer,
+    /// The encoded edit.
+    pub bytes: Vec<u8>,
+}
 
 impl EditFrom {
     /// What leads from one persisted manifest to a later one; `None` if that is better fetched, or one of them is not persisted.
@@ -28,51 +34,41 @@ impl EditFrom {
     }
 }
 
-impl Engine {
-    /// Publishes the manifest that an edit leads to, if the one that it was made from is what is known here. Needs no request,
-    /// and takes what one pass over the root takes: the lock is held for comparing and publishing only.
-    ///
-    /// # Errors
-    /// If it must not be used here; nothing has changed then.
-    pub fn apply_edit(
-        &self,
-        stream_id: &str,
-        from: Pointer,
-        to: Pointer,
-        bytes: &[u8],
-    ) -> Result<Range, ResolveError> {
-        let manifests = self.manifests();
-        let refused = ResolveError::Refused;
-        if manifests
-            .would_take(stream_id, to.epoch, to.revision)
-            .map_err(refused)?
-            == Offered::Known
-        {
-            return Err(refused(Refused::Stale));
-        }
-        let known = manifests.resolved(stream_id);
-        let known = known
-            .as_ref()
-            .and_then(|known| Some((known.pointer?, &*known.root)));
-        let root = follow::follow(known, from, to, bytes).map_err(|error| match error {
-            EditRefused::Stale => refused(Refused::Stale),
-            EditRefused::Gap => refused(Refused::Gap),
-            EditRefused::Record(_) | EditRefused::Misfit | EditRefused::Checksum => {
-                ResolveError::Corrupt(error.to_string())
-            }
-        })?;
-        let range = Range::of(&root, to.revision, to.epoch, Some(to));
-        let manifest = ResolvedManifest {
-            root: Arc::new(root),
-            revision: to.revision,
-            epoch: to.epoch,
-            pointer: Some(to),
-        };
-        manifests
-            .replace(stream_id, from, manifest)
-            .map_err(refused)?;
-        Ok(range)
+/// Publishes the manifest that an edit leads to, if the one that it was made from is what is known here. Needs no request,
+/// and takes what one pass over the root takes: the lock is held for comparing and publishing only.
+///
+/// # Errors
+/// If it must not be used here; nothing has changed then.
+pub(crate) fn apply(
+    manifests: &Manifests,
+    stream_id: &str,
+    from: Pointer,
+    to: Pointer,
+    bytes: &[u8],
+) -> Result<ManifestRange, ResolveError> {
+    if manifests.would_take(stream_id, to.epoch, to.revision)? == Offered::Known {
+        return Err(Unusable::Stale.into());
     }
+    let known = manifests.resolved(stream_id);
+    let known = known
+        .as_ref()
+        .and_then(|known| Some((known.pointer?, &*known.root)));
+    let root = follow::follow(known, from, to, bytes).map_err(|error| match error {
+        EditRefused::Stale => Unusable::Stale.into(),
+        EditRefused::Gap => Unusable::Gap.into(),
+        EditRefused::Record(_) | EditRefused::Misfit | EditRefused::Checksum => {
+            ResolveError::Corrupt(error.to_string())
+        }
+    })?;
+    let range = ManifestRange::of(&root, to.revision, to.epoch, Some(to));
+    let manifest = ResolvedManifest {
+        root: Arc::new(root),
+        revision: to.revision,
+        epoch: to.epoch,
+        pointer: Some(to),
+    };
+    manifests.replace(stream_id, from, manifest)?;
+    Ok(range)
 }
 
 #[cfg(test)]
@@ -80,6 +76,7 @@ mod tests {
     use log_format::manifest::{Entry, Kind, Root};
 
     use super::*;
+    use crate::engine::Engine;
     use crate::remote_tier::testing::MemoryTier;
     use crate::settings::Config;
 
@@ -145,13 +142,16 @@ mod tests {
         let range = engine
             .apply_edit(STREAM, edit.pointer, pointer(2, 5), &edit.bytes)
             .expect("applied");
-        assert_eq!(range, Range::of(&root(5), 5, 2, Some(pointer(2, 5))));
+        assert_eq!(
+            range,
+            ManifestRange::of(&root(5), 5, 2, Some(pointer(2, 5)))
+        );
         assert_eq!(engine.manifests().resolved(STREAM), Some(new));
         changes.changed().await.expect("who waits is told");
         assert!(engine.stats().contains(&("get_requests", 0)));
         // Once more: it is known.
         let again = engine.apply_edit(STREAM, edit.pointer, pointer(2, 5), &edit.bytes);
-        assert_eq!(again, Err(ResolveError::Refused(Refused::Stale)));
+        assert_eq!(again, Err(ResolveError::Unusable(Unusable::Stale)));
     }
 
     #[test]
