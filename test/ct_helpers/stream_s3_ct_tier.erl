@@ -164,9 +164,16 @@ leader([Any | _] = Nodes, Stream) ->
         end
     end).
 
-%% Waits until clients of the node can use the stream, after a restart.
+%% Waits until clients of the node can use the stream, after a restart. The process of the member is asked
+%% for first: stock crashes a connection whose client asks for the statistics of one that has just ended.
 -spec wait_member(stream_s3_ct_node:t(), binary()) -> ok.
 wait_member(Node, Stream) ->
+    until("the member of this node runs", fun() ->
+        case rpc(Node, rabbit_stream_manager, lookup_local_member, [~"/", Stream]) of
+            {ok, Pid} -> rpc(Node, erlang, is_process_alive, [Pid]) andalso ok;
+            {error, _} -> false
+        end
+    end),
     stream_s3_ct_client:with_client(Node, fun(Client) ->
         until("the stream is available", fun() ->
             stream_s3_ct_client:is_available(Client, Stream) andalso ok
