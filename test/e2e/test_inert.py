@@ -373,3 +373,25 @@ def test_readers_of_another_version_are_carried_over(node, tmp_path):
     node.more()
     tail_follow.read(tail.history, node.published)
     assert node.new_errors() == []
+
+
+def test_it_is_enabled_again_whatever_consumers_hold_of_the_times_before(node):
+    """Each time the library is another copy, and does not know which names in the virtual machine earlier copies hold."""
+    settled(node)
+    node.mark()
+    resting = []
+    for _ in range(4):
+        # It has something native of this time, and asks for nothing more.
+        beside = Beside(node)
+        beside.history = beside.client.subscribe(HISTORY, FIRST, subscription_id=2, credit=1)
+        resting.append((beside, Follow(0).read(beside.history, 1)))
+        node.plugins("disable", PLUGIN)
+        node.plugins("enable", PLUGIN)
+        status = node.node_status()
+        assert (status["mode"], status["inert_reason"]) == ("active", "none"), status
+    assert "Library upgrade-call unsuccessful" not in node.log()
+    for beside, follow in resting:
+        beside.works()
+        beside.history.credit(500)
+        follow.read(beside.history, node.published)
+    assert node.stored() == STORED and node.new_errors() == []

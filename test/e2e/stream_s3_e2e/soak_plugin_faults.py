@@ -102,9 +102,9 @@ class PluginFaults:
         spoil(installed)
         node.start()
         node.wait_leader(stream, 60)
-        status = node.node_status()
-        assert (status["mode"], status["inert_reason"], status["osiris_attached"]) == ("inert", reason, True), status
-        protected = lambda: node.node_status()["protected_streams"] >= len(self.world.loads)  # noqa: E731
+        status = self.world.status(node)
+        assert (status["mode"], status["inert_reason"], status["osiris_attached"]) == ("inert", reason, "true"), status
+        protected = lambda: int(self.world.status(node)["protected_streams"]) >= len(self.world.loads)  # noqa: E731
         wait_until(protected, 60, f"{node.name}: the streams are protected")
         self.world.effects[f"inert: {reason}"] += 1
         if write and self.cluster.wait_leader(stream) is not node:
@@ -118,18 +118,18 @@ class PluginFaults:
         installed.configure()
         node.start()
         node.wait_leader(stream, 60)
-        assert node.node_status()["mode"] == "active", node.node_status()
+        assert self.world.status(node)["mode"] == "active", self.world.status(node)
 
     def _disabled(self, node, meanwhile):
         """Who attached while it is off would be given the local tier alone, as is said of it: so nobody does."""
         pid = node.pid
         self.world.count_lives()
         with self.world.nobody_attaches(node):
-            node.plugins("disable", PLUGIN)
+            self.world.plugin(node, on=False)
             self.world.load.wait_confirmed(20)
             meanwhile(node)
-            node.plugins("enable", PLUGIN)
-            status = node.node_status()
+            self.world.plugin(node, on=True)
+            status = self.world.status(node)
             assert status["mode"] == "active", status
             for load in self.world.loads:
                 wait_until(lambda s=load.stream: node.range(s), 60, f"{node.name}: the manifest of {load.stream}")

@@ -92,7 +92,8 @@ class StoreFaults:
         """Files of a node's cache do not answer, neither to who reads nor to who writes; well again with the next engine."""
         node = self.world.any_node()
         # Something is fetched and kept first: then the folder of this life is there.
-        folder = wait_until(lambda: self._fetching(node) and _life(self.world.cache_path(node)), 60, f"{node.name}: a cache on disk")
+        kept = lambda: self._fetching(node) and self._life(node)  # noqa: E731
+        folder = wait_until(kept, 60, f"{node.name}: a cache on disk", every=1)
         files = [path for path in folder.rglob("*") if path.is_file()]
         newest = max((int(path.name, 16) for path in files), default=0)
         for path in files:
@@ -175,8 +176,8 @@ class StoreFaults:
         os.mkfifo(path)
         self._pipes.append(path)
 
-
-def _life(folder):
-    """The folder of the blocks of an engine that runs; None while there is none."""
-    lives = sorted((folder / "rabbitmq-stream-s3-blocks").glob("*"), key=lambda path: path.stat().st_mtime)
-    return lives[-1] if lives and any(path.is_file() for path in lives[-1].rglob("*")) else None
+    def _life(self, node):
+        """The folder of the blocks of the engine that runs; None while there is none."""
+        lives = self.world.cache_path(node).glob("*/rabbitmq-stream-s3-blocks/*")
+        lives = sorted(lives, key=lambda path: path.stat().st_mtime)
+        return lives[-1] if lives and any(path.is_file() for path in lives[-1].rglob("*")) else None

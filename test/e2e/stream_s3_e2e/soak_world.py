@@ -6,10 +6,12 @@ Owns no fault and no judgement.
 import collections
 import contextlib
 import pathlib
+import re
 import time
 
 from .builds import Installation
 from .streamproto import at_offset
+from .tiered import PLUGIN
 from .wait import wait_until
 
 # Counters of the nodes that the summary adds up over all lives of them.
@@ -75,6 +77,22 @@ class World:
         self.cluster.s3.fault(name="held", operation="PutObject", key=key, count=1, hang="held", **when)
         log = self.cluster.s3.log
         wait_until(lambda: any(e["hanging"] == "held" for e in log(rule="held")), 60, f"a PUT of {part} hangs")
+
+    @staticmethod
+    def status(node):
+        """Mode, reason, hooks and protected streams of a node, as text."""
+        keys = "[mode, inert_reason, osiris_attached, protected_streams]"
+        text = node.rpc(f"[{{K, V}} || {{K, V}} <- maps:to_list(rabbitmq_stream_s3_status:node_status()), lists:member(K, {keys})].")
+        return dict(re.findall(r"\{(\w+),\s*(\w+)\}", text))
+
+    @staticmethod
+    def plugin(node, on):
+        """As rabbitmq-plugins does it, by a way that takes no seconds on a machine that is busy."""
+        file = pathlib.Path(node.run_dir) / node.name / "enabled_plugins"
+        names = [name for name in file.read_text().strip(" \n[].").split(",") if name != PLUGIN]
+        file.write_text(f"[{','.join([*names, PLUGIN] if on else names)}].")
+        answer = node.rpc(f'rabbit_plugins:ensure("{file}").')
+        assert PLUGIN in answer, answer
 
     def settle(self):
         """Everything runs and has all its members."""
