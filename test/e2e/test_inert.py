@@ -375,23 +375,29 @@ def test_readers_of_another_version_are_carried_over(node, tmp_path):
     assert node.new_errors() == []
 
 
-def test_it_is_enabled_again_whatever_consumers_hold_of_the_times_before(node):
-    """Each time the library is another copy, and does not know which names in the virtual machine earlier copies hold."""
+def test_the_library_of_another_version_is_loaded_at_once(node, tmp_path):
+    """It lies at another path, so it is another copy, and does not know which names the first copy has in this node."""
+    other = builds.versioned(tmp_path / f"{PLUGIN}-9.9.9.ez", builds.archive(), "9.9.9")
+    # Both copies are loaded for the first time.
+    node.restart()
+    node.wait_leader(HISTORY)
     settled(node)
     node.mark()
-    resting = []
-    for _ in range(4):
-        # It has something native of this time, and asks for nothing more.
-        beside = Beside(node)
-        beside.history = beside.client.subscribe(HISTORY, FIRST, subscription_id=2, credit=1)
-        resting.append((beside, Follow(0).read(beside.history, 1)))
-        node.plugins("disable", PLUGIN)
-        node.plugins("enable", PLUGIN)
-        status = node.node_status()
-        assert (status["mode"], status["inert_reason"]) == ("active", "none"), status
-    assert "Library upgrade-call unsuccessful" not in node.log()
-    for beside, follow in resting:
-        beside.works()
-        beside.history.credit(500)
-        follow.read(beside.history, node.published)
+    begun = len(node.log())
+    beside = Beside(node).attach(FIRST)
+    node.plugins("disable", PLUGIN)
+    (node.folder / builds.archive().name).unlink()
+    shutil.copy(other, node.folder)
+    node.plugins("enable", PLUGIN)
+    assert node.versions()[PLUGIN] == "9.9.9"
+    assert node.node_status()["mode"] == "active"
+    assert "on_load function" not in node.log()[begun:]
+    beside.works()
+    beside.reads()
     assert node.stored() == STORED and node.new_errors() == []
+    node.stop()
+    (node.folder / other.name).unlink()
+    node.install(builds.archive())
+    node.start()
+    node.wait_leader(HISTORY)
+    assert node.versions()[PLUGIN] == builds.archive().stem.rsplit("-", 1)[1]

@@ -3,9 +3,9 @@
     python -m stream_s3_e2e.soak --run DIR --minutes 10 --seed 1
 
 Owns which fault comes next, the rounds and the summary; the faults are in `soak_node_faults`, `soak_store_faults` and
-`soak_plugin_faults`. After each round everything is healed, and the round ends only when
-publishing and uploading go on; at the end the whole history has to make sense. The same seed gives the same faults (not
-the same moments: those are the machine's).
+`soak_plugin_faults`. After each round everything is healed, and the round ends only when publishing and uploading
+continue; at the end the whole history has to make sense. The same seed gives the same faults (not the same moments:
+those are the machine's).
 """
 
 import argparse
@@ -42,6 +42,8 @@ SETTINGS = {
 SILENCE_MAX_S = 15
 # A node that does not answer is missed within ten seconds instead of over a minute.
 CONF = {"net_ticktime": 8}
+
+
 class Soak:
     """A cluster, its loads, and one fault after the other."""
 

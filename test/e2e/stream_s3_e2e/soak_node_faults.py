@@ -155,7 +155,7 @@ class NodeFaults:
             for load, loss in zip(loads, losses):
                 # S3 is still away: nothing of this waits for it.
                 first = cluster.wait_leader(load.stream, seconds=120).segments(load.stream)[0][0]
-                assert first == loss.start, f"{load.stream}: begins at {first}, durable is everything below {loss.start}"
+                assert first == loss.start, f"{load.stream}: begins at {first}, durable is what is below {loss.start}"
                 assert len(loss.records) >= NOT_DURABLE, "hardly anything was lost"
                 load.lose(loss)
                 self.world.effects["records lost with all disks, sent again"] += len(loss.records)

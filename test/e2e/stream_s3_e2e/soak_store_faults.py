@@ -89,7 +89,7 @@ class StoreFaults:
         self._lies("inverted", None, operation="GetObject", corrupt_at=self.world.random.randrange(2_000))
 
     def cache_disk_hangs(self):
-        """Files of a node's cache do not answer, neither to who reads nor to who writes; well again with the next engine."""
+        """Files of a node's cache do not answer, neither to reads nor to writes; well again with the next engine."""
         node = self.world.any_node()
         # Something is fetched and kept first: then the folder of this life is there.
         kept = lambda: self._fetching(node) and self._life(node)  # noqa: E731

@@ -82,7 +82,7 @@ class World:
     def status(node):
         """Mode, reason, hooks and protected streams of a node, as text."""
         keys = "[mode, inert_reason, osiris_attached, protected_streams]"
-        text = node.rpc(f"[{{K, V}} || {{K, V}} <- maps:to_list(rabbitmq_stream_s3_status:node_status()), lists:member(K, {keys})].")
+        text = node.rpc(f"maps:to_list(maps:with({keys}, rabbitmq_stream_s3_status:node_status())).")
         return dict(re.findall(r"\{(\w+),\s*(\w+)\}", text))
 
     @staticmethod
@@ -105,7 +105,7 @@ class World:
         return self.load.read_brief(node, at_offset(manifest.first + int(span * self.random.random())), BRIEF_RECORDS)
 
     def open_engine_anew(self, node):
-        """Ends the owner of the node's native engine; the supervisor has a new one, with empty caches, when this returns."""
+        """Ends the owner of the node's native engine; the next one is open, with empty caches, when this returns."""
         before = node.rpc("whereis(rabbitmq_stream_s3_api_aws).")
         self.count_lives()
         node.rpc("exit(whereis(rabbitmq_stream_s3_api_aws), kill).")
