@@ -24,7 +24,7 @@ sim-mutants: ## deliberate mistakes of the core, and which seed finds each
 demo: ## publish, watch local disk shrink and objects grow, read back, compare; KEEP=1 leaves it running
 	scripts/demo
 
-soak: build ## random faults on three nodes with the checker of histories on; MINUTES=10 SEED=n
+soak: dist ## random faults on three nodes with the checker of histories on; MINUTES=10 SEED=n, ONLY="fault fault" for some
 	MINUTES=$(or $(MINUTES),10) scripts/soak
 
 ct: dist ## Common Test; SUITE=reader for one (test/README.md); SUITE=cluster: three nodes and their faults (end-to-end tests)

@@ -3,8 +3,9 @@
 import pytest
 
 from stream_s3_e2e.history import (
-    Allowance, HistoryError, Ledger, Observation, check, key_of, parts_of, payload, violations,
+    Allowance, HistoryError, Ledger, Loss, Observation, check, key_of, parts_of, payload, violations,
 )
+from stream_s3_e2e.workload import take
 
 SIZE = 100
 
@@ -153,3 +154,51 @@ def test_a_declared_gap_explains_what_lies_in_it_only():
     check([ledger()], truth, allowed=Allowance(gaps=((3, 6),)))
     wrong("confirmed 3-5", [ledger()], truth)
     wrong("confirmed 3-5", [ledger()], truth, allowed=Allowance(gaps=((8, 9),)))
+
+
+def lost(start, records):
+    """A loss of these (attempt, sequence) records at consecutive offsets."""
+    return Loss(start, {start + n: key_of(1, attempt, sequence) for n, (attempt, sequence) in enumerate(records)})
+
+
+def test_records_that_were_lost_with_all_disks_have_to_be_sent_again():
+    made, reader = ledger(named=True), seen(plain(range(10)), "reader", start=0)
+    loss = lost(7, plain([7, 8, 9]))
+    made.lose(loss)
+    reader.lose(loss)
+    assert (made.first_unconfirmed, made.confirmed_count, made.ids_lost) == (7, 7, True)
+    assert (reader.next_offset, reader.wrong) == (7, [])
+    # The log continues at the durable end, behind a record of the broker's own.
+    made.begin(7)
+    made.sent(10)
+    for sequence in (7, 8, 9):
+        made.confirm(sequence)
+    assert not made.ids_lost
+    truth = seen(plain(range(7)))
+    for number in (7, 8, 9):
+        for observation in (truth, reader):
+            observation.record(number + 1, payload(1, 1, number, SIZE))
+    check([made], truth, [reader])
+    wrong("confirmed 7-9", [made], seen(plain(range(7))))
+
+
+def test_a_loss_explains_nothing_but_its_own_records():
+    made, reader = ledger(), seen(plain(range(10)), "reader", start=0)
+    # The reader saw 9, and the disks had only 7 and 8 beyond what was durable.
+    made.lose(lost(7, plain([7, 8])))
+    reader.lose(lost(7, plain([7, 8])))
+    found = violations([made], seen(plain(range(7))), [reader])
+    assert len(found) == 2, found
+    assert "reader: offset 9: saw (1, 0, 9), which is not among what was lost" in found[0]
+    assert "confirmed 9 (1 in all) missing" in found[1]
+
+
+def test_a_chunk_with_wrong_bytes_is_no_trouble_of_a_connection():
+    class Damaged:
+        def check_crc(self):
+            raise AssertionError("chunk 3: CRC")
+
+    reader = seen(plain(range(3)), "reader", start=0)
+    with pytest.raises(AssertionError, match="chunk 3"):
+        take(reader, Damaged(), 3)
+    wrong("reader: chunk 3: CRC", [ledger(3)], seen(plain(range(3))), [reader])

@@ -362,3 +362,31 @@ def test_readers_of_another_version_are_carried_over(node, tmp_path):
     node.more()
     tail_follow.read(tail.history, node.published)
     assert node.new_errors() == []
+
+
+def test_the_library_of_another_version_is_loaded_at_once(node, tmp_path):
+    """It lies at another path, so it is another copy, and does not know which names the first copy has in this node."""
+    other = builds.versioned(tmp_path / f"{PLUGIN}-9.9.9.ez", builds.archive(), "9.9.9")
+    # Both copies are loaded for the first time.
+    node.restart()
+    node.wait_leader(HISTORY)
+    settled(node)
+    node.mark()
+    begun = len(node.log())
+    beside = Beside(node).attach(FIRST)
+    node.plugins("disable", PLUGIN)
+    (node.folder / builds.archive().name).unlink()
+    shutil.copy(other, node.folder)
+    node.plugins("enable", PLUGIN)
+    assert node.versions()[PLUGIN] == "9.9.9"
+    assert node.node_status()["mode"] == "active"
+    assert "on_load function" not in node.log()[begun:]
+    beside.works()
+    beside.reads()
+    assert node.stored() == STORED and node.new_errors() == []
+    node.stop()
+    (node.folder / other.name).unlink()
+    node.install(builds.archive())
+    node.start()
+    node.wait_leader(HISTORY)
+    assert node.versions()[PLUGIN] == builds.archive().stem.rsplit("-", 1)[1]

@@ -119,14 +119,24 @@ impl Drop for ChunkResource {
     }
 }
 
-/// How often the library was loaded in this VM.
+/// How often this copy of the library tried to register its types in this VM.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Names that a load tries. Another version of the plugin lies at another path: it is another copy
+/// of the library, counts from 0 again, and finds the names that earlier copies took in this VM.
+const GENERATIONS_MAX: u32 = 4_096;
 
 /// Registers the resource types. A later load (plugin disabled and enabled again, code upgrade)
 /// takes new type names: handles of an earlier load are then refused with `badarg`, and are freed
 /// by their own types.
 pub(crate) fn register(env: Env<'_>) -> bool {
-    let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+    (0..GENERATIONS_MAX).any(|_| {
+        let generation = GENERATION.fetch_add(1, Ordering::Relaxed);
+        register_as(env, generation)
+    })
+}
+
+fn register_as(env: Env<'_>, generation: u32) -> bool {
     let name = |kind: &str| -> &'static str {
         // A few bytes for each load of the module.
         Box::leak(format!("{kind}.{generation}").into_boxed_str())

@@ -14,8 +14,8 @@ use crate::facts::Facts;
 /// One rule: which requests (all the given parts must agree), which of those, and what happens.
 ///
 /// Actions combine. Order: `hang`, `delay_ms`, then `drop_connection` or `status`, then the
-/// operation itself (with `ignore_conditions` and the request body's faults), then `lose_answer`,
-/// then the response body's faults. With `after_effect` the first group comes after the operation.
+/// operation itself (with `ignore_conditions`, `ignore_range` and the request body's faults), then
+/// `lose_answer`, then the response body's faults. With `after_effect` the first group comes after the operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rule {
@@ -59,6 +59,8 @@ pub struct Rule {
 
     /// The operation takes effect and its conditions are not looked at.
     pub ignore_conditions: bool,
+    /// A GET is answered with the whole object and status 200, as a store without ranges would.
+    pub ignore_range: bool,
     /// The operation takes effect, then the connection is closed without an answer.
     pub lose_answer: bool,
 

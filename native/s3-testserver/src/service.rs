@@ -19,7 +19,7 @@ use crate::clock;
 use crate::facts::Facts;
 use crate::faults::{Barrier, Faults, Hit, Rule};
 use crate::log::{Log, Ticket};
-use crate::s3::IgnoreConditions;
+use crate::s3::{IgnoreConditions, IgnoreRange};
 
 pub(crate) type Answer = Response<Shaped<s3s::Body>>;
 
@@ -69,6 +69,9 @@ impl Service {
         }
         if rule.ignore_conditions {
             head.extensions.insert(IgnoreConditions);
+        }
+        if rule.ignore_range {
+            head.extensions.insert(IgnoreRange);
         }
         let response = self
             .s3

@@ -286,6 +286,31 @@ async fn ignored_conditions_overwrite() {
 }
 
 #[tokio::test]
+async fn an_ignored_range_brings_the_whole_object() {
+    let server = start();
+    let client = client(&server);
+    put(&client, "k", b"0123456789").await.unwrap();
+    server.faults().set(vec![Rule {
+        ignore_range: true,
+        ..Rule::on("GetObject").times(1)
+    }]);
+    let part = || {
+        client
+            .get_object()
+            .bucket(BUCKET)
+            .key("k")
+            .range("bytes=2-3")
+            .send()
+    };
+    let whole = part().await.unwrap();
+    assert_eq!(whole.content_range(), None);
+    assert_eq!(whole.body.collect().await.unwrap().to_vec(), b"0123456789");
+    let asked = part().await.unwrap();
+    assert_eq!(asked.content_range(), Some("bytes 2-3/10"));
+    assert_eq!(asked.body.collect().await.unwrap().to_vec(), b"23");
+}
+
+#[tokio::test]
 async fn hanging_request_goes_on_when_released() {
     let server = start();
     let client = client(&server);

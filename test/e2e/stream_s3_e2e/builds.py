@@ -43,3 +43,37 @@ def recompiled(target, work, *changes):
     run(TOP / "scripts" / "lib" / "in-host", "erlc", "+debug_info", "-I", TOP / "include", "-o", beams, *modules)
     compiled = {beam.name: beam.read_bytes() for beam in beams.glob("*.beam")}
     return rewritten(target, lambda name, data: compiled.get(pathlib.PurePath(name).name, data))
+
+
+def versioned(target, source, version):
+    """The archive `source` with another version: of its folder and of its application."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.infolist():
+            name, data = re.sub(rf"^{PLUGIN}-[^/]+", f"{PLUGIN}-{version}", entry.filename), old.read(entry.filename)
+            if name.endswith(f"{PLUGIN}.app"):
+                data, count = re.subn(rb'(\{vsn, *")[^"]+', rb"\g<1>" + version.encode(), data)
+                assert count == 1, f"{name}: {count} versions"
+            new.writestr(name, data)
+    return target
+
+
+class Installation:
+    """The archive that a node runs, in a folder of its own, and the settings that it starts with."""
+
+    def __init__(self, node):
+        self.node, self._lines = node, dict(node.conf)
+        self.folder = pathlib.Path(node.run_dir) / f"{node.name}-archive"
+        node.env["STREAM_S3_PLUGIN_DIR"] = str(self.folder)
+        self.install(archive())
+
+    def install(self, path):
+        """Puts this archive where the one before was."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob("*.ez"):
+            old.unlink()
+        shutil.copy(path, self.folder)
+
+    def configure(self, **settings):
+        """What the node has with its next start; None takes a setting away."""
+        lines = {**self._lines, **{f"stream_s3.{name}": value for name, value in settings.items()}}
+        self.node.conf = {name: value for name, value in lines.items() if value is not None}

@@ -104,7 +104,8 @@ class Gateway:
         try:
             beyond_reader, beyond = await asyncio.open_connection(*self._target, limit=_PIECE)
             await asyncio.gather(self._pass(reader, beyond), self._pass(beyond_reader, writer))
-        except OSError:
+        except (OSError, asyncio.CancelledError):
+            # Cancelled is only who is open when the relay ends.
             pass
         finally:
             self._writers.discard(writer)

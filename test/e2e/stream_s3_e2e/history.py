@@ -67,6 +67,8 @@ class Ledger:
         self.attempts = []
         self._confirmed = bytearray()
         self.confirmed_count = 0
+        # The broker has forgotten by which ids it knows what is sent twice.
+        self.ids_lost = False
 
     def begin(self, first):
         """A new attempt, which starts with that sequence; returns its number."""
@@ -83,6 +85,15 @@ class Ledger:
             self._confirmed.extend(bytes(sequence + 1 - len(self._confirmed)))
         self.confirmed_count += not self._confirmed[sequence]
         self._confirmed[sequence] = 1
+        self.ids_lost = False
+
+    def lose(self, loss):
+        """What was confirmed and is lost has to be sent, and confirmed, again."""
+        for publisher, _, sequence in map(parts_of, loss.records.values()):
+            if publisher == self.publisher and self.is_confirmed(sequence):
+                self._confirmed[sequence] = 0
+                self.confirmed_count -= 1
+        self.ids_lost = True
 
     def is_confirmed(self, sequence):
         """Whether the broker has confirmed it, in whichever attempt."""
@@ -123,10 +134,28 @@ class Observation:
             self.offsets.append(offset)
             self.keys.append(key)
 
+    def lose(self, loss):
+        """Forgets what it saw from where the loss starts; each record of that must be one of those that were lost."""
+        kept = next((at for at, offset in enumerate(self.offsets) if offset >= loss.start), len(self.offsets))
+        for offset, key in zip(self.offsets[kept:], self.keys[kept:]):
+            if loss.records.get(offset) != key:
+                self.wrong.append(f"offset {offset}: saw {parts_of(key)}, which is not among what was lost there")
+        del self.offsets[kept:], self.keys[kept:]
+        chunks = next((at for at, chunk_id in enumerate(self.chunk_ids) if chunk_id >= loss.start), len(self.chunk_ids))
+        del self.chunk_ids[chunks:], self.chunk_times[chunks:]
+
     @property
     def next_offset(self):
         """The offset after the last record seen, or where it started."""
         return self.offsets[-1] + 1 if self.offsets else self.start or 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Every disk with a log was lost: exactly these records (offset -> identity) from `start` on are no more."""
+
+    start: int
+    records: dict
 
 
 @dataclasses.dataclass(frozen=True)

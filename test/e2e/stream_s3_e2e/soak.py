@@ -2,14 +2,14 @@
 
     python -m stream_s3_e2e.soak --run DIR --minutes 10 --seed 1
 
-Owns which fault comes next and the summary. After each round everything is healed, and the round ends only when
-publishing and uploading go on; at the end the whole history has to make sense. The same seed gives the same faults (not
-the same moments: those are the machine's).
+Owns which fault comes next, the rounds and the summary; the faults are in `soak_node_faults`, `soak_store_faults` and
+`soak_plugin_faults`. After each round everything is healed, and the round ends only when publishing and uploading
+continue; at the end the whole history has to make sense. The same seed gives the same faults (not the same moments:
+those are the machine's).
 """
 
 import argparse
 import collections
-import contextlib
 import pathlib
 import random
 import re
@@ -22,6 +22,10 @@ from .cluster import Cluster
 from .history import Allowance
 from .manifest import check_puts
 from .s3 import S3Test
+from .soak_node_faults import NodeFaults
+from .soak_plugin_faults import PluginFaults
+from .soak_store_faults import UNWRITTEN, StoreFaults
+from .soak_world import COUNTERS, World
 from .streamproto import at_timestamp
 from .wait import wait_until
 from .workload import Workload
@@ -31,198 +35,35 @@ BOUND_BYTES = 8_000_000
 SETTINGS = {
     "fragment_size": 500_000, "fragment_max_age": "1s", "persist_interval_ms": 200, "request_timeout": "10s",
     "rebalance_threshold": 16, "reconciliation_interval": "10s",
+    # Small, so that history is fetched again and again.
+    "read.memory": "32MB", "read.ahead": "8MB", "read.request_size": "512KB", "read.cache_size": "70MB",
 }
+# Publishers never wait for S3; for a machine that is busy they may.
+SILENCE_MAX_S = 15
 # A node that does not answer is missed within ten seconds instead of over a minute.
 CONF = {"net_ticktime": 8}
-# Counters of the nodes that the summary adds up over all lives of them.
-COUNTERS = (
-    "pointer_writes_ok", "pointer_writes_conflict", "pointer_writes_error", "local_log_ahead_recoveries",
-    "remote_tier_ahead_recoveries", "readers_started", "manifests_resolved", "manifest_syncs",
-    "manifest_edits_applied", "manifest_edits_unfitting", "manifest_edits_corrupt", "pointer_moves_missed",
-    "chunks_served_remote", "native_panics",
-)
 
 
 class Soak:
     """A cluster, its loads, and one fault after the other."""
 
-    def __init__(self, cluster, seed):
+    def __init__(self, cluster, seed, only=()):
         self.cluster, self.random = cluster, random.Random(seed)
         self.load = Workload(cluster, STREAM)
         self.bounded = Workload(cluster, BOUNDED, rate=60)
+        self.world = World(cluster, self.random, (self.load, self.bounded))
+        self.nodes, self.store, self.plugin = NodeFaults(self.world), StoreFaults(self.world), PluginFaults(self.world)
+        rooms = (self.nodes, self.store, self.plugin)
+        every = [(room, fault) for room in rooms for fault in (*getattr(room, "FAULTS", ()), *room.NEW_FAULTS)]
+        unknown = set(only) - {fault.__name__ for _, fault in every}
+        assert not unknown, f"no such faults: {sorted(unknown)}"
+        self.every = [(room, fault) for room, fault in every if not only or fault.__name__ in only]
+        self.on_top = [] if only else [(self.store, fault) for fault in self.store.ON_TOP]
+        self.deck = []
         self.done, self.resumed = collections.Counter(), []
         self.leader_changes = self.rounds = 0
-        self._totals, self._last = collections.Counter(), {}
-
-    # -- faults: each does it, sees that it has bitten, and leaves it to `heal` to end it -------------
-
-    def kill_leader(self):
-        """SIGKILL of the node that writes."""
-        self._kill(self.cluster.wait_leader(STREAM))
-
-    def kill_replica(self):
-        """SIGKILL of a node that does not."""
-        self._kill(self.random.choice(self.cluster.replicas(STREAM)))
-
-    def kill_in_mid_upload(self):
-        """SIGKILL while a fragment is on its way."""
-        self._kill_held("/data/")
-
-    def kill_in_mid_persist(self):
-        """SIGKILL while a root is on its way."""
-        self._kill_held("/metadata/root.")
-
-    def kill_before_the_pointer(self):
-        """SIGKILL when the root is in S3 and the pointer does not name it."""
-        self._kill_held("/metadata/root.", after_effect=True)
-
-    def wipe_replica(self):
-        """A replica is killed and its segments are gone."""
-        node = self.random.choice(self.cluster.replicas(STREAM))
-        self._kill(node)
-        self.cluster.wipe_stream(node, STREAM)
-
-    def restart_node(self):
-        """An orderly restart of any node."""
-        self.cluster.restart(self.random.choice(self.cluster.nodes), STREAM)
-
-    def move_leader(self):
-        """Another leader, by an operator's wish."""
-        self.cluster.move_leader(STREAM)
-
-    def move_leader_often(self):
-        """Five in a row."""
-        for _ in range(5):
-            self.cluster.move_leader(STREAM)
-
-    def isolate_leader(self):
-        """The leader alone; S3 is still there for it."""
-        self._isolate(self.cluster.wait_leader(STREAM))
-
-    def isolate_leader_from_all(self):
-        """The leader alone, and without S3."""
-        leader = self.cluster.wait_leader(STREAM)
-        leader.gateway.cut()
-        self._isolate(leader)
-
-    def isolate_before_the_pointer(self):
-        """The leader alone when the root is in S3 and the pointer does not name it."""
-        leader = self.cluster.wait_leader(STREAM)
-        self._hold("/metadata/root.", after_effect=True)
-        self._isolate(leader)
-        self.cluster.s3.clear_faults()
-
-    def isolate_replica(self):
-        """A replica alone."""
-        self._isolate(self.random.choice(self.cluster.replicas(STREAM)))
-
-    def cut_one_link(self):
-        """Two nodes do not see each other, the third sees both."""
-        self.cluster.cut(*self.random.sample(self.cluster.nodes, 2))
-        self._linger()
-
-    def cut_s3_of_leader(self):
-        """The leader cannot reach S3."""
-        node = self.cluster.wait_leader(STREAM)
-        self._bites([node], node.gateway.cut)
-
-    def hold_s3_of_leader(self):
-        """S3 takes the leader's connections and is silent."""
-        node = self.cluster.wait_leader(STREAM)
-        self._bites([node], node.gateway.hold)
-
-    def cut_s3_of_all(self):
-        """Nobody can reach S3."""
-        nodes = self.cluster.nodes
-        self._bites([self.cluster.wait_leader(STREAM)], lambda: [node.gateway.cut() for node in nodes])
-
-    def s3_answers_with_errors(self):
-        """Every third request is refused."""
-        rules = [{"name": "busy", "nth": n, "count": 1, "status": 503, "code": "SlowDown"} for n in range(1, 60, 3)]
-        for rule in rules:
-            self.cluster.s3.fault(**rule)
-        wait_until(lambda: len(self.cluster.s3.log(rule="busy")) >= 3, 60, "S3 has refused requests")
-
-    def s3_loses_answers(self):
-        """Requests take effect and their answers are lost."""
-        self.cluster.s3.fault(name="lost", operation="PutObject", count=3, lose_answer=True)
-        wait_until(lambda: len(self.cluster.s3.log(rule="lost")) >= 3, 60, "S3 has lost answers")
-
-    def pause_leader(self):
-        """The leader does not answer, for less than the others need to miss it."""
-        with self.cluster.frozen(self.cluster.wait_leader(STREAM)):
-            self._linger(4)
-
-    def freeze_leader(self):
-        """The leader does not answer until the others have another, and then goes on as if it still were."""
-        leader = self.cluster.wait_leader(STREAM)
-        with self.cluster.frozen(leader):
-            self.cluster.wait_leader(STREAM, self.cluster.others(leader), seconds=90)
-
-    def freeze_before_the_pointer(self):
-        """The same when the root is in S3 and the pointer does not name it."""
-        self._hold("/metadata/root.", after_effect=True)
-        self.freeze_leader()
-        self.cluster.s3.clear_faults()
-
-    def freeze_replica(self):
-        """A replica does not answer until the others miss it."""
-        replica = self.random.choice(self.cluster.replicas(STREAM))
-        with self.cluster.frozen(replica):
-            self.cluster.wait_missed(replica)
-
-    def take_replica_away(self):
-        """A member less, and one more again."""
-        node = self.random.choice(self.cluster.replicas(STREAM))
-        self.cluster.delete_replica(STREAM, node)
-        self.load.wait_confirmed(20)
-        self.cluster.add_replica(STREAM, node)
-
-    FAULTS = (
-        kill_leader, kill_replica, kill_in_mid_upload, kill_in_mid_persist, kill_before_the_pointer, wipe_replica,
-        restart_node, move_leader, move_leader_often, isolate_leader, isolate_leader_from_all,
-        isolate_before_the_pointer, isolate_replica, cut_one_link, cut_s3_of_leader, hold_s3_of_leader, cut_s3_of_all,
-        s3_answers_with_errors, s3_loses_answers, pause_leader, freeze_leader, freeze_before_the_pointer, freeze_replica,
-        take_replica_away,
-    )
-    # May come on top of another one without costing a majority or what only one node has.
-    ON_TOP = (cut_s3_of_leader, s3_answers_with_errors, s3_loses_answers)
-    KILLS = frozenset(
-        ("kill_leader", "kill_replica", "kill_in_mid_upload", "kill_in_mid_persist", "kill_before_the_pointer")
-    )
-
-    # -- the parts of them --------------------------------------------------------------------------
-
-    def _kill(self, node):
-        self._count_lives()
-        self.cluster.kill(node)
-
-    def _kill_held(self, part, **when):
-        leader = self.cluster.wait_leader(STREAM)
-        self._hold(part, **when)
-        self._kill(leader)
-        self.cluster.s3.clear_faults()
-
-    def _hold(self, part, **when):
-        stream_id = self.cluster.wait_leader(STREAM).stream_id(STREAM)
-        key = stream_id + part
-        self.cluster.s3.fault(name="held", operation="PutObject", key=key, count=1, hang="held", **when)
-        log = self.cluster.s3.log
-        wait_until(lambda: any(e["hanging"] == "held" for e in log(rule="held")), 60, f"a PUT of {part} hangs")
-
-    def _isolate(self, node):
-        self.cluster.isolate(node)
-        self._linger()
-
-    def _bites(self, nodes, fault):
-        before = [node.gateway.bitten for node in nodes]
-        fault()
-        wait_until(lambda: all(n.gateway.bitten > b for n, b in zip(nodes, before)), 60, "the way to S3 is missed")
-        self._linger()
-
-    def _linger(self, most=12):
-        # A fault lasts as long as the seed says: the one thing here that is about time.
-        time.sleep(self.random.uniform(1, most))
+        # The longest time without a confirmation in rounds that were about S3 alone.
+        self.silence_without_s3 = 0.0
 
     # -- rounds ---------------------------------------------------------------------------------------
 
@@ -232,21 +73,35 @@ class Soak:
         self.cluster.mark_logs()
         before = self.cluster.wait_leader(STREAM)
         epoch = self.cluster.manifest(STREAM).epoch
-        faults = [self.random.choice(self.FAULTS)]
-        if self.random.random() < 0.2:
-            faults.append(self.random.choice(self.ON_TOP))
-        names = [fault.__name__ for fault in faults]
+        faults = [self._next_fault()]
+        if self.on_top and faults[0][0] is self.nodes and self.random.random() < 0.2:
+            faults.append(self.random.choice(self.on_top))
+        names = [fault.__name__ for _, fault in faults]
         print(f"{time.strftime('%H:%M:%S')} round {self.rounds}: {', '.join(names)} (leader {before.name})", flush=True)
         begun = time.monotonic()
-        for fault in faults:
-            fault(self)
+        self._take_silence()
+        for room, fault in faults:
+            fault(room)
             self.done[fault.__name__] += 1
-        if len(names) == 1 and names[0] in self.KILLS:
+        if len(faults) == 1 and faults[0][1] in self.nodes.KILLS:
             self._resumes(begun)
+        silence = self._take_silence()
         self._heal()
         self.leader_changes += self.cluster.manifest(STREAM).epoch - epoch
-        silence = max(p.take_silence() for load in (self.load, self.bounded) for p in load.publishers)
+        if all(room is self.store for room, _ in faults):
+            self.silence_without_s3 = max(self.silence_without_s3, silence)
+            assert silence < SILENCE_MAX_S, f"publishers waited for S3: {silence:.1f} s without a confirmation"
+        silence = max(silence, self._take_silence())
         print(f"    {time.monotonic() - begun:.0f} s; longest time without a confirmation {silence:.1f} s", flush=True)
+
+    def _next_fault(self):
+        """Each comes once before one comes again, in an order that the seed says."""
+        if not self.deck:
+            self.deck = self.random.sample(self.every, len(self.every))
+        return self.deck.pop()
+
+    def _take_silence(self):
+        return max(p.take_silence() for load in (self.load, self.bounded) for p in load.publishers)
 
     def _resumes(self, begun):
         """With the killed node still down."""
@@ -257,8 +112,9 @@ class Soak:
 
     def _heal(self):
         self.cluster.s3.clear_faults()
-        self._count_lives()
-        self.cluster.settle(STREAM, BOUNDED)
+        self.store.mend()
+        self.world.count_lives()
+        self.world.settle()
         for load in (self.load, self.bounded):
             load.wait_confirmed(50)
             self.cluster.wait_uploads(load.stream, self.cluster.committed(load.stream))
@@ -268,16 +124,6 @@ class Soak:
         # Uploading goes on: what is dropped or replaced meanwhile is looked for anew.
         agree = lambda: self.cluster.manifest(stream).check(exact=False)  # noqa: E731
         wait_until(agree, 30, f"{stream}: the manifest and the bucket agree")
-
-    def _count_lives(self):
-        """Adds up counters, which start again with each life of a node."""
-        for node in self.cluster.nodes:
-            with contextlib.suppress(OSError, AssertionError):
-                page = node.metrics()
-                for name in COUNTERS:
-                    now, last = page.sum(f"rabbitmq_stream_s3_{name}"), self._last.get((node.name, name), 0)
-                    self._totals[name] += now - last if now >= last else now
-                    self._last[node.name, name] = now
 
     # -- all of it --------------------------------------------------------------------------------------
 
@@ -310,9 +156,9 @@ class Soak:
         assert begin > 0, "retention did nothing"
         for load in (self.load, self.bounded):
             self.cluster.manifest(load.stream).check(exact=False)
-            check_puts(self.cluster.s3, self.cluster.nodes[0].stream_id(load.stream))
-        self._count_lives()
-        assert self._totals["native_panics"] == 0
+            check_puts(self.cluster.s3, self.cluster.nodes[0].stream_id(load.stream), without=(UNWRITTEN,))
+        self.world.count_lives()
+        assert self.world.totals["native_panics"] == 0
         print(f"{STREAM}: {self.load.summary(truth)}")
         print(f"{BOUNDED}: {self.bounded.summary(bounded)}; begins at {begin}; gaps {gaps}")
 
@@ -320,12 +166,15 @@ class Soak:
         """What it was, in a few lines."""
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
         resumed = f"{min(self.resumed):.1f} to {max(self.resumed):.1f} s" if self.resumed else "never"
+        effects = ", ".join(f"{name} {int(count)}" for name, count in sorted(self.world.effects.items()))
         return "\n".join([
             f"{sum(self.done.values())} faults in {self.rounds} rounds: {faults}",
+            f"seen to take effect: {effects}",
+            f"longest time without a confirmation while only S3 was ill: {self.silence_without_s3:.1f} s",
             f"{self.load.confirmed + self.bounded.confirmed} records confirmed, {self.leader_changes} leader changes",
             f"{self.cluster.woken} replicas restarted that the coordinator had for disconnected",
             f"uploads resumed after SIGKILL within {resumed}",
-            ", ".join(f"{name} {int(self._totals[name])}" for name in COUNTERS),
+            ", ".join(f"{name} {int(self.world.totals[name])}" for name in COUNTERS),
         ])
 
 
@@ -341,6 +190,7 @@ def main():
     parser.add_argument("--run", type=pathlib.Path, required=True)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", nargs="*", default=(), help="names of faults; else all")
     options = parser.parse_args()
     # Also in the background, where a shell has interrupts ignored: an orderly end, with the summary.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -349,7 +199,7 @@ def main():
     print(f"seed {seed}, {options.minutes:g} minutes", flush=True)
     with S3Test() as s3:
         cluster = Cluster(options.run, s3, conf=CONF, **SETTINGS)
-        soak = Soak(cluster, seed)
+        soak = Soak(cluster, seed, options.only)
         try:
             cluster.start()
             for stream in (STREAM, BOUNDED):

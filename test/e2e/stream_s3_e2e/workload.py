@@ -8,7 +8,7 @@ import threading
 import time
 
 from . import amqp10
-from .history import Allowance, Ledger, Observation, check, key_of, parts_of, payload
+from .history import Allowance, Ledger, Loss, Observation, check, key_of, parts_of, payload
 from .streamproto import FIRST, Client, ProtocolError, at_offset
 from .wait import wait_until
 
@@ -31,6 +31,8 @@ class _Worker(threading.Thread):
         # Told to rest while clear; said to rest while set.
         self.may_work, self.rests = threading.Event(), threading.Event()
         self.may_work.set()
+        # Held while it attaches; who holds it keeps it from that and from nothing else.
+        self.attaching = threading.Lock()
         self.reconnects = 0
         self.last_trouble = None
         self.failure = None
@@ -39,12 +41,16 @@ class _Worker(threading.Thread):
         """Ends it soon."""
         self._end.set()
 
+    def _may_rest(self):
+        """Whether it has nothing left to do that was begun."""
+        return True
+
     def _goes_on(self):
         return self.may_work.is_set() and not self._end.is_set()
 
     def run(self):
         while not self._end.is_set():
-            if not self.may_work.is_set():
+            if not self.may_work.is_set() and self._may_rest():
                 self.rests.set()
                 self._end.wait(_PAUSE_SECONDS)
                 continue
@@ -84,6 +90,9 @@ class Publisher(_Worker):
         seen, self._silence = self._silence, 0.0
         return seen
 
+    def _may_rest(self):
+        return all(end <= self.ledger.first_unconfirmed for _, end in self.ledger.attempts)
+
     def work(self):
         ledger = self.ledger
         with _leader_client(self.cluster, self.stream, self.reconnects) as client:
@@ -93,7 +102,7 @@ class Publisher(_Worker):
             if ledger.named:
                 # Publishing ids count from 1. What it holds beyond that may not be committed: its confirmation says so.
                 held = client.last_publishing_id(self.stream, name)
-                if held < following:
+                if held < following and not ledger.ids_lost:
                     # A leader that is alone and does not know yet that there is another. If it is none, the end shows it.
                     raise OSError(f"{name}: {following} are confirmed, the broker knows of {held}")
             attempt = ledger.begin(following)
@@ -104,6 +113,9 @@ class Publisher(_Worker):
                     publisher.wait_confirmed(seconds=_PATIENCE_SECONDS)
                     self.done.set()
                     raise _Stopped
+                if not self.may_work.is_set() and following >= sent_before:
+                    publisher.wait_confirmed(seconds=_PATIENCE_SECONDS)
+                    return
                 frame = [(n + 1, amqp10.encode(payload(ledger.publisher, attempt, n, self.size)))
                          for n in range(following, following + self.batch)]
                 following += self.batch
@@ -135,20 +147,25 @@ class Publisher(_Worker):
 
 
 class Reader(_Worker):
-    """Consumes on one node from `spec`, through every reconnect, as one observation."""
+    """Consumes on one node from `spec`, through every reconnect, as one observation; ends after `most` records."""
 
-    def __init__(self, node, stream, observation, spec=FIRST):
+    def __init__(self, node, stream, observation, spec=FIRST, most=None):
         super().__init__(observation.label)
         self.node, self.stream, self.observation, self.spec = node, stream, observation, spec
+        self.most = most
 
     def work(self):
         observation = self.observation
-        with self.node.client(patience=_PATIENCE_SECONDS) as client:
-            spec, wanted = self.spec, observation.next_offset
-            if observation.offsets:
-                spec = at_offset(wanted)
-            subscription = client.subscribe(self.stream, spec, credit=5)
+        with contextlib.ExitStack() as stack:
+            with self.attaching:
+                client = stack.enter_context(self.node.client(patience=_PATIENCE_SECONDS))
+                spec, wanted = self.spec, observation.next_offset
+                if observation.offsets:
+                    spec = at_offset(wanted)
+                subscription = client.subscribe(self.stream, spec, credit=5)
             while self._goes_on():
+                if self.most is not None and len(observation.offsets) >= self.most:
+                    raise _Stopped
                 chunk = subscription.next_chunk(0.5)
                 if chunk is not None:
                     take(observation, chunk, wanted)
@@ -175,21 +192,26 @@ class StoredOffsetReader(_Worker):
         self._known = -1
 
     def work(self):
-        with self.node.client(patience=_PATIENCE_SECONDS) as client:
-            stored = client.query_offset(self.stream, self.name)
-            # Going back to one that was stored before is allowed: a broker that dies, or is alone, has told of one that
-            # was not committed. Having none is not, unless the stream begins behind it.
-            if stored is None and self.attached_at_stored > 2 and self._known >= self.floor():
-                self.failure = AssertionError(f"{self.name}: stored {self._known}, now none")
-                raise _Stopped
-            start = 0 if stored is None else stored + 1
-            self._known, self.attached_at_stored = start - 1, self.attached_at_stored + (stored is not None)
-            observation = Observation(f"{self.name} from {start}", start=start)
-            self.observations.append(observation)
-            self._consume(client, observation, start)
+        with contextlib.ExitStack() as stack:
+            with self.attaching:
+                client = stack.enter_context(self.node.client(patience=_PATIENCE_SECONDS))
+                observation, start, subscription = self._attach(client)
+            self._consume(client, observation, start, subscription)
 
-    def _consume(self, client, observation, start):
-        subscription = client.subscribe(self.stream, at_offset(start), credit=5)
+    def _attach(self, client):
+        stored = client.query_offset(self.stream, self.name)
+        # Going back to one that was stored before is allowed: a broker that dies, or is alone, has told of one that
+        # was not committed. Having none is not, unless the stream begins behind it.
+        if stored is None and self.attached_at_stored > 2 and self._known >= self.floor():
+            self.failure = AssertionError(f"{self.name}: stored {self._known}, now none")
+            raise _Stopped
+        start = 0 if stored is None else stored + 1
+        self._known, self.attached_at_stored = start - 1, self.attached_at_stored + (stored is not None)
+        observation = Observation(f"{self.name} from {start}", start=start)
+        self.observations.append(observation)
+        return observation, start, client.subscribe(self.stream, at_offset(start), credit=5)
+
+    def _consume(self, client, observation, start, subscription):
         stored_at = 0
         while len(observation.offsets) < self.attach_every and self._goes_on():
             chunk = subscription.next_chunk(0.5)
@@ -211,7 +233,7 @@ class Workload:
         # Every second one is named: the broker removes what it sends twice.
         ledgers = [Ledger(number + 1, named=number % 2 == 1) for number in range(publishers)]
         self.publishers = [Publisher(cluster, stream, ledger, rate, size) for ledger in ledgers]
-        self.readers, self.stored = [], []
+        self.readers, self.stored, self.brief = [], [], []
         self._number = 0
         self.finished = False
 
@@ -229,11 +251,19 @@ class Workload:
 
     def read(self, node, spec=FIRST):
         """One more consumer, on that node."""
+        self.readers.append(self._reader(node, spec))
+        return self.readers[-1]
+
+    def read_brief(self, node, spec, most):
+        """One more consumer, on that node, that ends after so many records."""
+        self.brief.append(self._reader(node, spec, most))
+        return self.brief[-1]
+
+    def _reader(self, node, spec, most=None):
         self._number += 1
         claim = {"first": {"start": 0}, "offset": {"start": spec[-1]}, "timestamp": {"start_time": spec[-1]}}
         label = f"reader {self._number} on {node.name} from {' '.join(map(str, spec))}"
-        reader = Reader(node, self.stream, Observation(label, **claim[spec[0]]), spec)
-        self.readers.append(reader)
+        reader = Reader(node, self.stream, Observation(label, **claim[spec[0]]), spec, most)
         reader.start()
         return reader
 
@@ -273,7 +303,7 @@ class Workload:
     @contextlib.contextmanager
     def paused(self, *nodes, forgotten=False):
         """Consumers of these nodes are not attached while this lasts. `forgotten`: stored offsets may be, meanwhile."""
-        workers = [worker for worker in (*self.readers, *self.stored) if worker.node in nodes]
+        workers = [w for w in (*self.readers, *self.stored, *self.brief) if w.node in nodes and w.is_alive()]
         for worker in workers:
             worker.may_work.clear()
         for worker in workers:
@@ -286,15 +316,50 @@ class Workload:
             for worker in workers:
                 worker.may_work.set()
 
+    @contextlib.contextmanager
+    def no_attaching(self, node):
+        """Consumers of that node which are attached stay so; none attaches anew while this lasts."""
+        with contextlib.ExitStack() as stack:
+            for worker in (*self.readers, *self.stored, *self.brief):
+                if worker.node is node:
+                    stack.enter_context(worker.attaching)
+            yield
+
+    @contextlib.contextmanager
+    def at_rest(self):
+        """Nobody publishes and nobody is attached while this lasts; all that was sent is confirmed before."""
+        for publisher in self.publishers:
+            publisher.may_work.clear()
+        for publisher in self.publishers:
+            wait_until(publisher.rests.is_set, 120, f"{publisher.name} rests")
+        try:
+            with self.paused(*self.cluster.nodes, forgotten=True):
+                yield
+        finally:
+            for publisher in self.publishers:
+                publisher.may_work.set()
+
+    def lose(self, loss):
+        """The records of a `Loss` are gone from the stream; who saw or sent them goes back to before."""
+        for publisher in self.publishers:
+            publisher.ledger.lose(loss)
+        for observation in self.observations():
+            observation.lose(loss)
+
+    def observations(self):
+        """Of all consumers."""
+        whole = [reader.observation for reader in (*self.readers, *self.brief)]
+        return whole + [seen for reader in self.stored for seen in reader.observations]
+
     def alive(self):
         """Fails if one of the threads has seen what must not be."""
-        for worker in (*self.publishers, *self.readers, *self.stored):
+        for worker in (*self.publishers, *self.readers, *self.stored, *self.brief):
             if worker.failure is not None:
                 raise RuntimeError(f"{worker.name}: {worker.failure!r}") from worker.failure
 
     def troubles(self):
         """What each thread last stumbled over."""
-        workers = (*self.publishers, *self.readers, *self.stored)
+        workers = (*self.publishers, *self.readers, *self.stored, *self.brief)
         return "; ".join(f"{worker.name}: {worker.last_trouble}" for worker in workers if worker.last_trouble)
 
     def finish(self, seconds=120):
@@ -331,6 +396,24 @@ class Workload:
                 ends = {number: keys for number, keys in ends.items() if not keys & new}
         return truth
 
+    def tail(self, node, start, seconds=60):
+        """While all rest: what is there from an offset on, up to the last record of every publisher, as a `Loss`."""
+        seen, last = Observation(f"tail on {node.name}", start=start), {}
+        for publisher in self.publishers:
+            last[publisher.ledger.publisher] = publisher.ledger.first_unconfirmed - 1
+        with node.client() as client:
+            subscription = client.subscribe(self.stream, at_offset(start), credit=10)
+            while last:
+                begin = len(seen.keys)
+                chunk = subscription.next_chunk(seconds)
+                assert chunk is not None, f"{self.stream}: nothing comes at {seen.next_offset}, {last} are missing"
+                take(seen, chunk, start)
+                for number, _, sequence in map(parts_of, seen.keys[begin:]):
+                    if last.get(number) == sequence:
+                        del last[number]
+        assert not seen.wrong, seen.wrong
+        return Loss(start, dict(zip(seen.offsets, seen.keys)))
+
     def check(self, node, allowed=Allowance(), seconds=120):
         """Publishers and consumers end; fails unless everything fits together. Returns the truth."""
         self.finish(seconds)
@@ -339,16 +422,15 @@ class Workload:
 
         def caught_up():
             self.alive()
-            return all(reader.observation.next_offset >= end for reader in self.readers)
+            whole = all(reader.observation.next_offset >= end for reader in self.readers)
+            return whole and not any(reader.is_alive() for reader in self.brief)
 
         try:
             wait_until(caught_up, seconds, "consumers have caught up")
         finally:
             self.stop()
         self.alive()
-        observations = [reader.observation for reader in self.readers]
-        observations += [seen for reader in self.stored for seen in reader.observations]
-        check([publisher.ledger for publisher in self.publishers], truth, observations, allowed)
+        check([publisher.ledger for publisher in self.publishers], truth, self.observations(), allowed)
         return truth
 
     def check_again(self, node, truth):
@@ -379,7 +461,8 @@ class Workload:
 
     def stop(self):
         """Ends all threads."""
-        workers = [w for w in (*self.publishers, *self.readers, *self.stored) if w.ident is not None]
+        workers = (*self.publishers, *self.readers, *self.stored, *self.brief)
+        workers = [worker for worker in workers if worker.ident is not None]
         for worker in workers:
             worker.end()
         for worker in workers:
@@ -388,7 +471,12 @@ class Workload:
 
 def take(observation, chunk, wanted):
     """Writes down what a chunk brings from offset `wanted` on, where its consumer attached (a chunk comes as a whole)."""
-    chunk.check_crc()
+    try:
+        chunk.check_crc()
+    except AssertionError as error:
+        # Not trouble with a connection, after which all is well: it was served.
+        observation.wrong.append(str(error))
+        raise
     observation.chunk(chunk.chunk_id, chunk.timestamp)
     for offset, message in chunk.messages():
         if offset >= wanted:
