@@ -243,8 +243,7 @@ manifest_resolve(_Engine, _Pid, _Ref, _StreamId, _Pointer) ->
 manifest_apply_edit(_Engine, _StreamId, _From, _To, _Edit) ->
     erlang:nif_error(not_loaded).
 
-%% Without an engine only what needs no manifest is decided.
--spec route(engine() | undefined, stream_id(), spec(), {offset() | -1, offset()}, gap()) ->
+-spec route(engine(), stream_id(), spec(), {offset() | -1, offset()}, gap()) ->
     {local, local_spec()}
     | {remote, offset()}
     | unknown
@@ -254,7 +253,7 @@ manifest_apply_edit(_Engine, _StreamId, _From, _To, _Edit) ->
 route(_Engine, _StreamId, _Spec, _LocalFirstAndNext, _Gap) ->
     erlang:nif_error(not_loaded).
 
--spec continue_at(engine() | undefined, stream_id(), offset(), offset() | -1, gap()) ->
+-spec continue_at(engine(), stream_id(), offset(), offset() | -1, gap()) ->
     local | {remote, offset()} | unknown | unproven_gap | bug().
 continue_at(_Engine, _StreamId, _NextOffset, _LocalFirst, _Gap) ->
     erlang:nif_error(not_loaded).

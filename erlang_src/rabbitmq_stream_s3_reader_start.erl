@@ -26,14 +26,17 @@ unknown place never looks like a known one.
 """.
 -spec route(binary(), osiris:offset_spec(), atomics:atomics_ref(), osiris:offset() | -1) -> route().
 route(StreamId, Spec, Shared, First) ->
-    route(StreamId, native_spec(Spec), Shared, {First, local_next(Shared)}, unproven).
+    Local = {First, local_next(Shared)},
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} -> route(Engine, StreamId, native_spec(Spec), Shared, Local, unproven);
+        undefined -> without_engine(native_spec(Spec), Local)
+    end.
 
-route(StreamId, Spec, Shared, {First, _} = Local, Gap) ->
-    Engine = rabbitmq_stream_s3:engine_or_undefined(),
+route(Engine, StreamId, Spec, Shared, {First, _} = Local, Gap) ->
     case rabbitmq_stream_s3_nif:route(Engine, StreamId, Spec, Local, Gap) of
         unproven_gap ->
             case rabbitmq_stream_s3_reader_gap:is_certain(StreamId, First) of
-                true -> route(StreamId, Spec, Shared, Local, certain);
+                true -> route(Engine, StreamId, Spec, Shared, Local, certain);
                 false -> unknown
             end;
         unknown ->
@@ -42,6 +45,16 @@ route(StreamId, Spec, Shared, {First, _} = Local, Gap) ->
         Route ->
             Route
     end.
+
+%% As tiering_core::route without a manifest. There may be no native library to ask: that is one of the
+%% reasons for which a node has no engine.
+without_engine(last, _) -> {local, last};
+without_engine(next, _) -> {local, next};
+without_engine({offset, N}, {First, _}) when First >= 0, N >= First -> {local, {offset, N}};
+without_engine({abs, N}, {First, Next}) when First >= 0, N >= First, N < Next -> {local, {offset, N}};
+without_engine(first, {0, _}) -> {local, first};
+without_engine({timestamp, _} = Spec, {0, _}) -> {local, Spec};
+without_engine(_, _) -> unknown.
 
 -doc "Whether a spec is one that osiris knows. Stock answers for any other.".
 -spec supported(term()) -> boolean().
@@ -132,8 +145,6 @@ deadline() ->
     erlang:monotonic_time(millisecond) + Timeout.
 
 %% A member that nobody has announced yet: to this engine nothing is known of its stream.
-mark_member(undefined, _, _) ->
-    ok;
 mark_member(Engine, StreamId, Shared) ->
     case rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId) of
         none ->

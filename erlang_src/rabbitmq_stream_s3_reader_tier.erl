@@ -133,8 +133,13 @@ end_of_local(Next0, Log, Reader0, Local, Left) ->
     end.
 
 remote_has(Next, #reader{stream_id = StreamId}) ->
-    Engine = rabbitmq_stream_s3:engine_or_undefined(),
-    rabbitmq_stream_s3_nif:continue_at(Engine, StreamId, Next, -1, unproven) =:= {remote, Next}.
+    case rabbitmq_stream_s3:engine() of
+        {ok, Engine} ->
+            Answer = rabbitmq_stream_s3_nif:continue_at(Engine, StreamId, Next, -1, unproven),
+            Answer =:= {remote, Next};
+        undefined ->
+            false
+    end.
 
 readable(Next, #reader{shared = Shared}) ->
     osiris_log_shared:committed_chunk_id(Shared) >= Next andalso
@@ -201,15 +206,13 @@ remote_failed(Kind, Text, Reader, Local, Left) when Kind =:= unavailable; Kind =
 remote_failed(Kind, Text, #reader{tier = {remote, Remote}} = Reader, Local, Left) ->
     Engine = rabbitmq_stream_s3:engine_or_undefined(),
     case rabbitmq_stream_s3_reader_remote:engine(Remote) of
-        Engine when Kind =:= lost -> lost(Text, Reader, Local, Left);
+        Engine when Kind =:= lost -> lost(Engine, Text, Reader, Local, Left);
         Engine -> rabbitmq_stream_s3_reader_wait:failed(Kind, Text, Reader);
         _OfBefore -> again_remote(Reader, Local, Left)
     end.
 
-lost(Text, #reader{tier = {remote, Remote}, stream_id = StreamId} = Reader0, Local, Left) ->
+lost(Engine, Text, #reader{tier = {remote, Remote}, stream_id = StreamId} = Reader0, Local, Left) ->
     Next = rabbitmq_stream_s3_reader_remote:next_offset(Remote),
-    Engine = rabbitmq_stream_s3:engine_or_undefined(),
-    %% With this engine the handle was opened, so there is one.
     Range = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId),
     case rabbitmq_stream_s3_reader_lost:next(Next, Range, Reader0) of
         {wait, Reader} -> rabbitmq_stream_s3_reader_wait:retry_later(Reader);

@@ -182,8 +182,6 @@ manifest_range(_, StreamId) ->
     end.
 
 %% As tiering_core::route, which has the properties proven.
-route(undefined, _, Spec, {LocalFirst, LocalNext}, _) ->
-    without_manifest(Spec, LocalFirst, LocalNext);
 route(_, StreamId, Spec, {LocalFirst, LocalNext}, Gap) ->
     case manifest_range(double, StreamId) of
         {ok, _, RemoteNext} ->
@@ -217,8 +215,6 @@ without_manifest(_, _, _) -> unknown.
 %% As tiering_core::route::continue_at.
 continue_at(_, _, Next, LocalFirst, _) when LocalFirst >= 0, LocalFirst =< Next ->
     local;
-continue_at(undefined, _, _, _, _) ->
-    unknown;
 continue_at(_, StreamId, Next, LocalFirst, Gap) ->
     case manifest_range(double, StreamId) of
         {ok, First, RemoteNext} when LocalFirst < 0, First =< Next, Next < RemoteNext ->

@@ -263,7 +263,6 @@ manifests_test() ->
     ?assertEqual(none, ?NIF:manifest_range(Engine, <<"m">>)),
     ?assertEqual({local, first}, ?NIF:route(Engine, <<"m">>, first, {0, 10}, unproven)),
     ?assertEqual(unknown, ?NIF:route(Engine, <<"m">>, first, {5, 10}, unproven)),
-    ?assertEqual(unknown, ?NIF:route(undefined, <<"m">>, first, {5, 10}, unproven)),
     ok = ?NIF:manifest_mark_pending(Engine, <<"m">>),
     ?assertEqual(pending, ?NIF:manifest_range(Engine, <<"m">>)),
     ?assertEqual(unknown, ?NIF:route(Engine, <<"m">>, first, {5, 10}, certain)),

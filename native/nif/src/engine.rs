@@ -15,7 +15,7 @@ use crate::codec::config::{burst, config, rate};
 use crate::codec::event::{PointerOrEmpty, PointerTerm};
 use crate::codec::push::range_map;
 use crate::codec::spec::{GapTerm, SpecTerm, continuation_term, route_term};
-use crate::codec::{OffsetOrNone, counters, optional, string, text};
+use crate::codec::{OffsetOrNone, counters, string, text};
 use crate::message::Mailbox;
 use crate::owner;
 use crate::resources::{self, EngineResource};
@@ -257,16 +257,15 @@ pub(crate) fn apply_edit<'a>(
     })
 }
 
-/// Without an engine only what needs no manifest is decided.
 pub(crate) fn route<'a>(
     env: Env<'a>,
-    engine: Term<'a>,
+    handle: ResourceArc<EngineResource>,
     stream_id: Term<'a>,
     spec: SpecTerm,
     local: (OffsetOrNone, u64),
     gap: GapTerm,
 ) -> NifResult<Term<'a>> {
-    let manifest = known_manifest(engine, stream_id)?;
+    let manifest = handle.engine.manifests().resolved(&string(stream_id)?);
     let (OffsetOrNone(first), next) = local;
     let route = route::route(
         remote(manifest.as_ref()),
@@ -279,24 +278,15 @@ pub(crate) fn route<'a>(
 
 pub(crate) fn continue_at<'a>(
     env: Env<'a>,
-    engine: Term<'a>,
+    handle: ResourceArc<EngineResource>,
     stream_id: Term<'a>,
     next_offset: u64,
     local_first: OffsetOrNone,
     gap: GapTerm,
 ) -> NifResult<Term<'a>> {
-    let manifest = known_manifest(engine, stream_id)?;
+    let manifest = handle.engine.manifests().resolved(&string(stream_id)?);
     let found = route::continue_at(remote(manifest.as_ref()), next_offset, local_first.0, gap.0);
     Ok(continuation_term(env, found))
-}
-
-fn known_manifest<'a>(
-    engine: Term<'a>,
-    stream_id: Term<'a>,
-) -> NifResult<Option<ResolvedManifest>> {
-    let handle: Option<ResourceArc<EngineResource>> = optional(engine, |term| term.decode())?;
-    let stream_id = string(stream_id)?;
-    Ok(handle.and_then(|handle| handle.engine.manifests().resolved(&stream_id)))
 }
 
 fn remote(manifest: Option<&ResolvedManifest>) -> Manifest<'_> {

@@ -62,9 +62,9 @@ entry::nif_table! {
     engine::apply_edit as manifest_apply_edit(
         engine: EngineArc, stream_id: Term<'a>, from: PointerTerm, to: PointerTerm, edit: Binary<'a>);
     engine::route as route(
-        engine: Term<'a>, stream_id: Term<'a>, spec: SpecTerm, local: (OffsetOrNone, u64), gap: GapTerm);
+        engine: EngineArc, stream_id: Term<'a>, spec: SpecTerm, local: (OffsetOrNone, u64), gap: GapTerm);
     engine::continue_at as continue_at(
-        engine: Term<'a>, stream_id: Term<'a>, next_offset: u64, local_first: OffsetOrNone, gap: GapTerm);
+        engine: EngineArc, stream_id: Term<'a>, next_offset: u64, local_first: OffsetOrNone, gap: GapTerm);
 
     read::open as reader_open(
         engine: EngineArc, owner: LocalPid, wake: Term<'a>, stream_id: Term<'a>, start: StartTerm);
