@@ -1,5 +1,5 @@
 """What is in S3 stays what it is while the plugin does not work on the node: a wrong setting, no bucket, a library that does
-not load, disabled, replaced by another version. Whoever needs it waits; nobody is given what is left of the local log
+not load, disabled, replaced by another version. Anyone who needs it waits; nobody is given what is left of the local log
 instead, no stored offset is dropped, and everybody beside them notices nothing."""
 
 import pathlib
@@ -145,7 +145,7 @@ class Beside:
     def works(self):
         """A record goes in and comes out."""
         publish(self.node, BESIDE, 1, fixed(100), client=self.client)
-        assert self.tail.next_chunk(30) is not None, "the tail goes on"
+        assert self.tail.next_chunk(30) is not None, "the tail continues"
         assert not self.client.closed and not self.client.metadata_updates
 
     def waits(self, seconds=3):
@@ -200,7 +200,7 @@ def test_an_inert_node_protects_what_is_in_s3(node, s3, inert):
     assert "restart" in node.streams("stream_s3_status") or inert != "invalid_configuration"
     assert node.counter("active") == 0 and node.counter("protected_streams") == status["protected_streams"]
     objects, segments = s3.objects(), node.segments(HISTORY)
-    # What is local is served, and stock's own work goes on.
+    # What is local is served, and stock's own work continues.
     beside = Beside(node)
     beside.works()
     node.more()
@@ -245,7 +245,7 @@ def test_disabling_keeps_stored_offsets_and_says_what_it_hides(node):
     node.more()
     assert len(node.segments(HISTORY)) > before
     assert node.stored() == STORED
-    # Hidden: whoever comes now is given what is local, as without the plugin.
+    # Hidden: anyone who comes now is given what is local, as without the plugin.
     with node.client() as client:
         assert client.subscribe(HISTORY, FIRST, credit=1).next_chunk(10).chunk_id >= floor
     beside.works()

@@ -121,7 +121,7 @@ class Soak:
             self._check_manifest(load.stream)
 
     def _check_manifest(self, stream):
-        # Uploading goes on: what is dropped or replaced meanwhile is looked for anew.
+        # Uploading continues: what is dropped or replaced meanwhile is looked for again.
         agree = lambda: self.cluster.manifest(stream).check(exact=False)  # noqa: E731
         wait_until(agree, 30, f"{stream}: the manifest and the bucket agree")
 

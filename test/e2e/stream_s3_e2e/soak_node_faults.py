@@ -123,7 +123,7 @@ class NodeFaults:
         self._lose_disk(self.world.leader())
 
     def lose_node(self):
-        """A node loses everything that it had on disk: forgotten, joined anew, given its replicas again."""
+        """A node loses everything that it had on disk: forgotten, joined again, given its replicas again."""
         node = self.world.any_node()
         self.world.count_lives()
         # Its archive and its settings are not among what it has lost.

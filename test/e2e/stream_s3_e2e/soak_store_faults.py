@@ -119,9 +119,9 @@ class StoreFaults:
     ON_TOP = (cut_s3_of_leader, s3_answers_with_errors, s3_loses_answers)
 
     def mend(self):
-        """Who hangs in a disk goes on."""
+        """Who hangs in a disk continues."""
         for path in self._pipes:
-            # Both ends at once: who waits for either goes on.
+            # Both ends at once: who waits for either continues.
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
                 path.unlink()
@@ -140,7 +140,7 @@ class StoreFaults:
         self.world.effects[f"answers: {name}"] += self._hits(name)
 
     def _met(self, condition, what):
-        """Consumers read history; where the caches have it all, the engines are opened anew."""
+        """Consumers read history; where the caches have it all, the engines are opened again."""
         for node in self.cluster.nodes:
             self.world.read_history(node)
         with contextlib.suppress(DeadlineError):
