@@ -1,9 +1,12 @@
-%% Owns: what happens inside an osiris process when a log opens, when its retention changes and
-%% when retention is evaluated. Runs in processes that must never wait or fail because of us: every
-%% hook swallows its own errors, says so in the log, and only sends casts.
-%% Does not own: the readers of streams (rabbitmq_stream_s3_reconciler starts them), the deletion
-%% of segments (rabbitmq_stream_s3_host_retention).
 -module(rabbitmq_stream_s3_hooks).
+-moduledoc """
+Owns what happens inside an osiris process when a log opens, when its retention changes and
+when retention is evaluated. Runs in processes that must never wait or fail because of us: every
+hook swallows its own errors, says so in the log, and only sends casts.
+
+Does not own the readers of streams (rabbitmq_stream_s3_reconciler starts them), the deletion
+of segments (rabbitmq_stream_s3_host_retention).
+""".
 
 %% called by the wrappers in osiris_log
 -export([empty_log/1, on_init/3, on_update_retention/2, evaluate_retention/2]).

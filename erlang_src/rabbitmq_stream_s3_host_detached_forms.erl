@@ -1,14 +1,17 @@
-%% Owns: what the wrappers in osiris_log do while the plugin is off, as text of functions that are
-%% added to it. RabbitMQ unloads the plugin's modules when it is disabled, and readers of ours live on
-%% in connections, and writers go on to write snapshots of stored offsets: so this cannot be a module
-%% of the plugin.
-%% Does not own: when it is asked (rabbitmq_stream_s3_host_forms), what is kept
-%% (rabbitmq_stream_s3_status_hidden).
-%%
-%% A local reader goes on as a stock one. One that needs the remote tier waits: it asks again now and
-%% then, and goes on when the plugin is on again. Positions: rabbitmq_stream_s3_reader.hrl, and the
-%% offset of a remote reader in rabbitmq_stream_s3_reader_remote.
 -module(rabbitmq_stream_s3_host_detached_forms).
+-moduledoc """
+Owns what the wrappers in osiris_log do while the plugin is off, as text of functions that are
+added to it. RabbitMQ unloads the plugin's modules when it is disabled, and readers of ours live on
+in connections, and writers go on to write snapshots of stored offsets: so this cannot be a module
+of the plugin.
+
+Does not own when it is asked (rabbitmq_stream_s3_host_forms), what is kept
+(rabbitmq_stream_s3_status_hidden).
+
+A local reader goes on as a stock one. One that needs the remote tier waits: it asks again now and
+then, and goes on when the plugin is on again. Positions: rabbitmq_stream_s3_reader.hrl, and the
+offset of a remote reader in rabbitmq_stream_s3_reader_remote.
+""".
 
 -export([functions/1, kept_key/0]).
 

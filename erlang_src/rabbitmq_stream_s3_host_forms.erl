@@ -1,13 +1,16 @@
-%% Owns: the shape that osiris_log must have, and the change of its abstract code that adds the
-%% hooks. Pure: forms in, forms out.
-%% Does not own: reading, compiling or loading the module (rabbitmq_stream_s3_host_osiris), nor what
-%% a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader), nor what takes its place
-%% while the plugin is off (rabbitmq_stream_s3_host_detached_forms).
-%%
-%% A hooked function keeps its body under the name '$stock_<name>'; the old name becomes a
-%% wrapper. Calls inside the module go to the wrapper too: init/1 and init_acceptor/3 reach the
-%% hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
 -module(rabbitmq_stream_s3_host_forms).
+-moduledoc """
+Owns the shape that osiris_log must have, and the change of its abstract code that adds the
+hooks. Pure: forms in, forms out.
+
+Does not own reading, compiling or loading the module (rabbitmq_stream_s3_host_osiris), nor what
+a hook does (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader), nor what takes its place
+while the plugin is off (rabbitmq_stream_s3_host_detached_forms).
+
+A hooked function keeps its body under the name '$stock_<name>'; the old name becomes a
+wrapper. Calls inside the module go to the wrapper too: init/1 and init_acceptor/3 reach the
+hook of init/2 that way, and chunk_iterator/1,2 hand our reader on to chunk_iterator/3.
+""".
 
 -export([instrument/2, wrap_answers/3, wrap_drain/2, version/0]).
 -export([calls/0, calls_of/2]).

@@ -1,10 +1,13 @@
-%% Owns: the way into osiris. Attaches the plugin's hooks to the osiris of the running node and
-%% detaches them. Uses osiris' own hooks where they exist; otherwise adds them to the loaded
-%% osiris_log from its abstract code, at most once in the life of a node; and likewise the answers to
-%% osiris' statistics.
-%% Does not own: what the wrappers look like (rabbitmq_stream_s3_host_forms), what they call
-%% (rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_host_osiris).
+-moduledoc """
+Owns the way into osiris. Attaches the plugin's hooks to the osiris of the running node and
+detaches them. Uses osiris' own hooks where they exist; otherwise adds them to the loaded
+osiris_log from its abstract code, at most once in the life of a node; and likewise the answers to
+osiris' statistics.
+
+Does not own what the wrappers look like (rabbitmq_stream_s3_host_forms), what they call
+(rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader).
+""".
 
 -export([attach/1, detach/0, detach/1, status/0]).
 -export([members/0, has_member/1, member/1]).

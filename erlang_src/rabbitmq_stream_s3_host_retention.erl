@@ -1,7 +1,10 @@
-%% Owns: which local segments may go because the remote tier has them, and their deletion.
-%% Does not own: the user's retention (stock osiris evaluates it), what is durable (the caller
-%% says up to where), the floor that readers see (set from the result of the stock evaluation).
 -module(rabbitmq_stream_s3_host_retention).
+-moduledoc """
+Owns which local segments may go because the remote tier has them, and their deletion.
+
+Does not own the user's retention (stock osiris evaluates it), what is durable (the caller
+says up to where), the floor that readers see (set from the result of the stock evaluation).
+""".
 
 -export([init/0, trim/3, evaluate/2, user_specs/1, oldest/1, stats/0]).
 -export([surplus/2]).

@@ -1,13 +1,16 @@
-%% Owns: the log state that a consumer of a tiered stream holds, as osiris_log's callers know it.
-%% Every such reader is ours, also one that only reads local segments: a stock reader silently
-%% steps over segments that tiering has deleted (it opens the segment named by the floor of the
-%% log).
-%% Opening one never waits and reading from one never waits: "no chunk yet" is the answer of everything
-%% that takes time, and the owner is woken.
-%% Does not own: opening it (rabbitmq_stream_s3_reader_open), which tier it reads from
-%% (rabbitmq_stream_s3_reader_tier), reading itself. Local: a stock reader inside; remote:
-%% rabbitmq_stream_s3_reader_remote. Nor where a consumer starts: rabbitmq_stream_s3_reader_start.
 -module(rabbitmq_stream_s3_log_reader).
+-moduledoc """
+Owns the log state that a consumer of a tiered stream holds, as osiris_log's callers know it.
+Every such reader is ours, also one that only reads local segments: a stock reader silently
+steps over segments that tiering has deleted (it opens the segment named by the floor of the
+log).
+Opening one never waits and reading from one never waits: "no chunk yet" is the answer of everything
+that takes time, and the owner is woken.
+
+Does not own opening it (rabbitmq_stream_s3_reader_open), which tier it reads from
+(rabbitmq_stream_s3_reader_tier), reading itself. Local: a stock reader inside; remote:
+rabbitmq_stream_s3_reader_remote. Nor where a consumer starts: rabbitmq_stream_s3_reader_start.
+""".
 
 %% called by the wrappers in osiris_log
 -export([init_offset_reader/2, resolve_offset_spec/2, adopt/2]).

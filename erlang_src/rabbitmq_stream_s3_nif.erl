@@ -1,8 +1,10 @@
-%% Stubs of the native core and its loading: nothing else.
-%%
-%% Owns the binding of priv/rabbitmq_stream_s3_nif.so to this module. Knows nothing of what the
-%% calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is replaced with it.
 -module(rabbitmq_stream_s3_nif).
+-moduledoc """
+Stubs of the native core and its loading: nothing else.
+
+Owns the binding of priv/rabbitmq_stream_s3_nif.so to this module. Knows nothing of what the
+calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is replaced with it.
+""".
 
 -include_lib("kernel/include/file.hrl").
 

@@ -1,11 +1,14 @@
-%% Owns: when an AMQP 1.0 receiver that drains is told that there was nothing more. Stock tells it at the
-%% first end of stream that its reader answers, which in the remote tier only means "not yet". So, by
-%% wrappers around two functions of rabbit_stream_queue, a drain completes when the reader has
-%% reached the committed end. If no chunk comes for stream_s3.read.drain_timeout the link is detached
-%% with an error: the receiver then knows that it has not seen everything.
-%% Does not own: the wrappers' text (rabbitmq_stream_s3_host_forms), loading them
-%% (rabbitmq_stream_s3_host_osiris), where the reader is (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_reader_drain).
+-moduledoc """
+Owns when an AMQP 1.0 receiver that drains is told that there was nothing more. Stock tells it at the
+first end of stream that its reader answers, which in the remote tier only means "not yet". So, by
+wrappers around two functions of rabbit_stream_queue, a drain completes when the reader has
+reached the committed end. If no chunk comes for stream_s3.read.drain_timeout the link is detached
+with an error: the receiver then knows that it has not seen everything.
+
+Does not own the wrappers' text (rabbitmq_stream_s3_host_forms), loading them
+(rabbitmq_stream_s3_host_osiris), where the reader is (rabbitmq_stream_s3_log_reader).
+""".
 
 %% called by the wrapper in rabbit_stream_queue
 -export([is_complete/1]).

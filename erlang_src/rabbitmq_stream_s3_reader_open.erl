@@ -1,9 +1,12 @@
-%% Owns: opening a reader on the tier that has its place, without ever waiting: while the place is
-%% unknown the reader is in a tier of its own, which has no chunk yet. And opening either tier later.
-%% Does not own: which offset a place is, and whether a gap before it is certain
-%% (rabbitmq_stream_s3_reader_start); which tier a reader continues in (rabbitmq_stream_s3_reader_tier); the
-%% command that only asks for a place (rabbitmq_stream_s3_reader_lookup).
 -module(rabbitmq_stream_s3_reader_open).
+-moduledoc """
+Owns opening a reader on the tier that has its place, without ever waiting: while the place is
+unknown the reader is in a tier of its own, which has no chunk yet. And opening either tier later.
+
+Does not own which offset a place is, and whether a gap before it is certain
+(rabbitmq_stream_s3_reader_start); which tier a reader continues in (rabbitmq_stream_s3_reader_tier); the
+command that only asks for a place (rabbitmq_stream_s3_reader_lookup).
+""".
 
 -export([open/2, place/2, adopt/2, closing/1, tiered/1, stock/1]).
 -export([local/2, remote/3, settled/4, local_first/1, oldest_chunk/1, delete_counter/1]).

@@ -1,8 +1,11 @@
-%% Owns: one consumer's place in the remote tier: which chunks it is given (chunk selector, bloom
-%% filter), its counters, and the iterator over a chunk's entries.
-%% Does not own: fetching and parsing (native), sending, and when to change tiers
-%% (rabbitmq_stream_s3_log_reader).
 -module(rabbitmq_stream_s3_reader_remote).
+-moduledoc """
+Owns one consumer's place in the remote tier: which chunks it is given (chunk selector, bloom
+filter), its counters, and the iterator over a chunk's entries.
+
+Does not own fetching and parsing (native), sending, and when to change tiers
+(rabbitmq_stream_s3_log_reader).
+""".
 
 -export([open/4, resumed/4, read/2, next_offset/1, start/1, engine/1, close/1]).
 -export([iterator/2, iterator_next/1]).

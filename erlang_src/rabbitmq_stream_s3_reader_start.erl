@@ -1,9 +1,12 @@
-%% Owns: where a consumer starts, in osiris' words: asks the native route/5, and says `unknown` while
-%% the answer would depend on a manifest that this node does not know yet, or that may be too old to
-%% say that there is a gap between the tiers.
-%% Does not own: the decision itself (native), opening a reader and waiting until the place is known
-%% (rabbitmq_stream_s3_reader_open, rabbitmq_stream_s3_reader_tier).
 -module(rabbitmq_stream_s3_reader_start).
+-moduledoc """
+Owns where a consumer starts, in osiris' words: asks the native route/5, and says `unknown` while
+the answer would depend on a manifest that this node does not know yet, or that may be too old to
+say that there is a gap between the tiers.
+
+Does not own the decision itself (native), opening a reader and waiting until the place is known
+(rabbitmq_stream_s3_reader_open, rabbitmq_stream_s3_reader_tier).
+""".
 
 -export([route/4, supported/1, pinned/2, provisional/2]).
 -export([behind_a_local_chunk/2, stock/1, start/2, deadline/0, committed_offset/1]).

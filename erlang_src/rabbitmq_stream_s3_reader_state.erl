@@ -1,9 +1,12 @@
-%% Owns: a reader that was made by another version of the plugin. It lives in a connection and
-%% outlives the modules that made it, so it is carried over at its next use: to the same place, with
-%% the transient part anew. What cannot be understood is ended by the protocol's own means.
-%% Does not own: which fields are where (rabbitmq_stream_s3_reader.hrl), reading, and reopening what
-%% was open natively (rabbitmq_stream_s3_reader_tier, on the first read).
 -module(rabbitmq_stream_s3_reader_state).
+-moduledoc """
+Owns a reader that was made by another version of the plugin. It lives in a connection and
+outlives the modules that made it, so it is carried over at its next use: to the same place, with
+the transient part anew. What cannot be understood is ended by the protocol's own means.
+
+Does not own which fields are where (rabbitmq_stream_s3_reader.hrl), reading, and reopening what
+was open natively (rabbitmq_stream_s3_reader_tier, on the first read).
+""".
 
 -export([current/1, shared/1]).
 

@@ -1,10 +1,13 @@
-%% Owns: what osiris' own statistics say of a tiered stream. Stock tells where the local log begins;
-%% clients (stream statistics), the number of messages of a queue and `stream_status` take that for
-%% the beginning of the stream, so here it becomes the beginning of both tiers.
-%% Called by wrappers in osiris and osiris_counters, with the answer of stock as the last argument.
-%% Does not own: those wrappers (rabbitmq_stream_s3_host_forms), and what osiris itself keeps: the
-%% atomics and counters of a log go on to tell of the local log, which its readers rely on.
 -module(rabbitmq_stream_s3_reader_stats).
+-moduledoc """
+Owns what osiris' own statistics say of a tiered stream. Stock tells where the local log begins;
+clients (stream statistics), the number of messages of a queue and `stream_status` take that for
+the beginning of the stream, so here it becomes the beginning of both tiers.
+Called by wrappers in osiris and osiris_counters, with the answer of stock as the last argument.
+
+Does not own those wrappers (rabbitmq_stream_s3_host_forms), and what osiris itself keeps: the
+atomics and counters of a log go on to tell of the local log, which its readers rely on.
+""".
 
 %% called by the wrappers
 -export([get_stats/2, overview/1, overview/2, counters/3]).

@@ -1,14 +1,17 @@
-%% Owns: how a client learns that its subscription cannot continue, by means that stock has for it.
-%%
-%% Stream protocol: a connection takes an error of a read for something of this moment: it logs it, keeps
-%% the subscription and sends nothing more. Only the end of the stream's member makes it end the
-%% subscription in order (metadata update, "stream not available"), so it is sent just that, with the
-%% reference of its own monitor, which is in its state.
-%% AMQP: an error of a read ends the channel or session, and with 0-9-1 the connection. A queue whose
-%% replica on this node is deleted ends the consumers of that queue, and nothing else: basic.cancel, or
-%% a detach.
-%% Does not own: what went wrong, and saying so in the log (rabbitmq_stream_s3_reader_wait).
 -module(rabbitmq_stream_s3_reader_subscription).
+-moduledoc """
+Owns how a client learns that its subscription cannot continue, by means that stock has for it.
+
+Stream protocol: a connection takes an error of a read for something of this moment: it logs it, keeps
+the subscription and sends nothing more. Only the end of the stream's member makes it end the
+subscription in order (metadata update, "stream not available"), so it is sent just that, with the
+reference of its own monitor, which is in its state.
+AMQP: an error of a read ends the channel or session, and with 0-9-1 the connection. A queue whose
+replica on this node is deleted ends the consumers of that queue, and nothing else: basic.cancel, or
+a detach.
+
+Does not own what went wrong, and saying so in the log (rabbitmq_stream_s3_reader_wait).
+""".
 
 -export([end_stream/4, end_stream/2, end_amqp/1, is_ended/2, closed/1]).
 -export([tell/4, monitor_of/3]).

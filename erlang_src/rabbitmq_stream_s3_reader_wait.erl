@@ -1,8 +1,11 @@
-%% Owns: how a reader waits, how it ends, and what the log says of what went wrong: each thing once,
-%% until a chunk comes.
-%% Does not own: what is waited for (rabbitmq_stream_s3_reader_tier), how a consumer learns that its
-%% subscription has ended (rabbitmq_stream_s3_reader_subscription).
 -module(rabbitmq_stream_s3_reader_wait).
+-moduledoc """
+Owns how a reader waits, how it ends, and what the log says of what went wrong: each thing once,
+until a chunk comes.
+
+Does not own what is waited for (rabbitmq_stream_s3_reader_tier), how a consumer learns that its
+subscription has ended (rabbitmq_stream_s3_reader_subscription).
+""".
 
 -export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, served/1, next/1]).
 -export([close_tier/1]).
