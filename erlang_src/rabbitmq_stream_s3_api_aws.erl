@@ -143,7 +143,8 @@ note({inaccessible, Kind, _} = Access, {inaccessible, Kind, _}) ->
     publish(Access);
 note({inaccessible, Kind, Text} = Access, _Before) ->
     ?LOG_ERROR(
-        "stream_s3: bucket ~ts is not accessible (~ts): ~ts. Streams go on locally, uploads wait",
+        "stream_s3: bucket ~ts is not accessible (~ts): ~ts. Streams work from the local disk, uploads"
+        " wait; the broker tries the bucket again by itself",
         [bucket(), Kind, Text],
         ?DOMAIN
     ),

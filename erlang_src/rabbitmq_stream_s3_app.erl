@@ -72,7 +72,10 @@ attach_early() ->
     catch
         Class:Reason ->
             ?LOG_WARNING(
-                "stream_s3: hooks are not attached early: ~0p", [{Class, Reason}], ?DOMAIN
+                "stream_s3: the hooks could not be attached before the first log was opened: ~0p. They"
+                " are attached when the plugin starts",
+                [{Class, Reason}],
+                ?DOMAIN
             )
     end.
 

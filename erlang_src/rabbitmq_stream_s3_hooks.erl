@@ -35,7 +35,7 @@ empty_log(#{name := Name}) ->
             ok = rabbitmq_stream_s3_counters:add(logs_begun_at_durable_end),
             ?LOG_WARNING(
                 "stream_s3: ~ts: the local log is empty (a disk was lost or replaced), and what is"
-                " below offset ~b is durable in S3: the log goes on there, S3 serves what is below."
+                " below offset ~b is durable in S3: the log continues there, and S3 serves what is below."
                 " What was not uploaded yet is lost, and so are the stored consumer offsets",
                 [StreamId, Offset]
             ),
@@ -44,10 +44,10 @@ empty_log(#{name := Name}) ->
             0;
         {error, Reason} ->
             ?LOG_ERROR(
-                "stream_s3: ~ts: the local log is empty and it cannot be found out whether S3 has"
-                " the stream (~0p): the writer does not start, and is tried again. It needs a quorum"
-                " of the metadata store; a stream that an earlier version of the plugin has written"
-                " last also needs S3",
+                "stream_s3: ~ts: the local log is empty, and the plugin cannot determine whether S3 has"
+                " the stream (~0p). The writer does not start; RabbitMQ tries again. It needs a quorum"
+                " of the metadata store. A stream whose last writer ran an earlier version of the plugin"
+                " also needs S3",
                 [StreamId, Reason]
             ),
             exit({stream_s3, durable_end_unknown})

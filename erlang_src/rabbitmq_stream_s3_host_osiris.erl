@@ -74,7 +74,8 @@ status() ->
             {false, none} -> untouched;
             {false, _} -> instrumented
         end,
-    #{mode => Mode, attached => application:get_env(osiris, log_reader) =:= {ok, rabbitmq_stream_s3_log_reader}}.
+    Attached = application:get_env(osiris, log_reader) =:= {ok, rabbitmq_stream_s3_log_reader},
+    #{mode => Mode, attached => Attached}.
 
 -doc "Members whose log is open on this node, from the table that osiris keeps for readers.".
 -spec members() -> [member()].
@@ -107,7 +108,10 @@ member(Shared) ->
 
 attach_locked(Statistics) ->
     %% Wrappers call these by name; a node in interactive mode may not have them loaded yet.
-    _ = [code:ensure_loaded(M) || M <- [rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader, rabbitmq_stream_s3_reader_drain]],
+    Entries = [
+        rabbitmq_stream_s3_hooks, rabbitmq_stream_s3_log_reader, rabbitmq_stream_s3_reader_drain
+    ],
+    _ = [code:ensure_loaded(Entry) || Entry <- Entries],
     ok = rabbitmq_stream_s3_host_retention:init(),
     maybe
         {module, _} ?= code:ensure_loaded(osiris_log),
@@ -244,7 +248,10 @@ install_statistics(Module, Functions) ->
         ok ->
             ok;
         {error, {_, Text}} ->
-            ?LOG_WARNING("stream_s3: ~s tells of the local log only: ~ts", [Module, Text])
+            ?LOG_WARNING(
+                "stream_s3: the statistics of ~s count the local log only, not the remote tier: ~ts",
+                [Module, Text]
+            )
     end.
 
 %% Nor is this: without it a receiver that drains may be told too early that there is nothing more.
@@ -277,7 +284,10 @@ install_drain() ->
 -spec missing_callbacks([{module(), [{atom(), arity()}]}]) -> [{module(), {atom(), arity()}}].
 missing_callbacks(Wanted) ->
     %% A callback that we do not export would crash a log when it is first called.
-    Ours = #{osiris_log_hooks => rabbitmq_stream_s3_hooks, osiris_log_reader => rabbitmq_stream_s3_log_reader},
+    Ours = #{
+        osiris_log_hooks => rabbitmq_stream_s3_hooks,
+        osiris_log_reader => rabbitmq_stream_s3_log_reader
+    },
     [
         {Behaviour, Callback}
      || {Behaviour, Callbacks} <- Wanted,

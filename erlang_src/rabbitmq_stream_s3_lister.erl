@@ -160,7 +160,11 @@ answered({gone, {ok, Gone}}, #state{asked = Asked} = State0) ->
         _ -> ask_after(?LOOK_MS, State1)
     end;
 answered(Unknown, #state{asked = Asked, doubtful = Doubtful} = State) ->
-    ?LOG_DEBUG("stream_s3: whether streams are gone is not known yet: ~0p", [Unknown], ?DOMAIN),
+    ?LOG_DEBUG(
+        "stream_s3: the metadata store does not say yet whether streams are gone: ~0p",
+        [Unknown],
+        ?DOMAIN
+    ),
     Again = State#state{asked = [], doubtful = Doubtful ++ lists:reverse(Asked)},
     ask_after(?LOOK_AGAIN_MS, Again).
 

@@ -94,7 +94,7 @@ handle_info(_Unknown, State) ->
 
 %% Later events do not put it off: something that keeps happening must not keep it from being done.
 soon(Reason, #state{task = undefined} = State) ->
-    ?LOG_DEBUG("stream_s3: membership: looking soon: ~0p", [Reason], ?DOMAIN),
+    ?LOG_DEBUG("stream_s3: membership: a round starts soon: ~0p", [Reason], ?DOMAIN),
     schedule(membership_trigger_interval_ms, State);
 soon(_Reason, State) ->
     State#state{again = true}.
@@ -196,7 +196,10 @@ coordinated(Queue) ->
     end.
 
 target(Queue) ->
-    max(rabbitmq_stream_s3_config:get(membership_target_group_size), rabbitmq_stream_s3_membership_policy:target_size(Queue)).
+    max(
+        rabbitmq_stream_s3_config:get(membership_target_group_size),
+        rabbitmq_stream_s3_membership_policy:target_size(Queue)
+    ).
 
 act({add, Node}, Queue, #{recorded := Recorded, target := Target}) ->
     #resource{virtual_host = VHost, name = Name} = QName = amqqueue:get_name(Queue),

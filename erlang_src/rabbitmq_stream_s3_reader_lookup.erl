@@ -53,7 +53,8 @@ As osiris_log:resolve_offset_spec/2: the id of the chunk at which a reader with 
 """.
 -spec resolve_offset_spec(osiris:offset_spec(), map()) -> answer().
 resolve_offset_spec(Spec, Context) ->
-    case rabbitmq_stream_s3_reader_start:supported(Spec) andalso rabbitmq_stream_s3_reader_open:tiered(Context) of
+    IsSupported = rabbitmq_stream_s3_reader_start:supported(Spec),
+    case IsSupported andalso rabbitmq_stream_s3_reader_open:tiered(Context) of
         false ->
             osiris_log:resolve_offset_spec(Spec, rabbitmq_stream_s3_reader_open:stock(Context));
         {true, StreamId} ->
@@ -68,7 +69,8 @@ resolve_offset_spec(Spec, Context) ->
 %% What the local log has of a time needs no manifest.
 resolved_locally({timestamp, _} = Spec, First, #{dir := Dir} = Context) when First > 0 ->
     case local(Spec, Context, 1) of
-        {ok, ChunkId} = Found -> rabbitmq_stream_s3_reader_start:behind_a_local_chunk(ChunkId, Dir) andalso Found;
+        {ok, ChunkId} = Found ->
+            rabbitmq_stream_s3_reader_start:behind_a_local_chunk(ChunkId, Dir) andalso Found;
         {error, _} -> false
     end;
 resolved_locally(_, _, _) ->
@@ -90,7 +92,8 @@ resolve(StreamId, Spec, First, #{shared := Shared} = Context) ->
 
 local(Spec, #{shared := Shared} = Context, Left) ->
     Look = fun() -> osiris_log:resolve_offset_spec(Spec, rabbitmq_stream_s3_reader_open:stock(Context)) end,
-    case rabbitmq_stream_s3_reader_open:settled(Look, fun(ChunkId) -> ChunkId end, fun(_) -> ok end, Shared) of
+    Place = fun(ChunkId) -> ChunkId end,
+    case rabbitmq_stream_s3_reader_open:settled(Look, Place, fun(_) -> ok end, Shared) of
         {ok, _} = Found ->
             Found;
         {error, _} when Left > 1 ->

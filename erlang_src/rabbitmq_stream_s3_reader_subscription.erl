@@ -63,7 +63,8 @@ is_ended(Queue, Opened) ->
 -doc "As end_stream/4, for a reader of which nothing but its queue is understood.".
 -spec end_stream(Queue :: term(), Kind :: atom()) -> ok.
 end_stream(Queue, Kind) ->
-    case [Pid || {Pid, _, _, _, Reference} <- rabbitmq_stream_s3_host_osiris:members(), Reference =:= Queue] of
+    Members = rabbitmq_stream_s3_host_osiris:members(),
+    case [Pid || {Pid, _, _, _, Reference} <- Members, Reference =:= Queue] of
         [Member | _] ->
             case put({?MODULE, {Queue, Kind}}, told) of
                 undefined ->

@@ -112,14 +112,15 @@ say_once(Kind, Text, #reader{stream_id = StreamId, counter_id = CounterId} = Rea
             ok;
         false ->
             _ = put({?MODULE, CounterId}, [Kind | Said]),
-            ?LOG_ERROR("stream_s3: ~ts: a consumer cannot go on at offset ~b: ~0p: ~ts", [
+            ?LOG_ERROR("stream_s3: ~ts: a consumer cannot continue at offset ~b: ~0p: ~ts", [
                 StreamId, next(Reader), Kind, Text
             ])
     end.
 
 -doc "The offset that comes next.".
 -spec next(#reader{}) -> osiris:offset().
-next(#reader{tier = {unknown, Spec}, shared = Shared}) -> rabbitmq_stream_s3_reader_start:provisional(Spec, Shared);
+next(#reader{tier = {unknown, Spec}, shared = Shared}) ->
+    rabbitmq_stream_s3_reader_start:provisional(Spec, Shared);
 next(#reader{tier = {ended, Next}}) -> Next;
 next(#reader{tier = {local, Log}}) -> osiris_log:next_offset(Log);
 next(#reader{tier = {remote, Remote}}) -> rabbitmq_stream_s3_reader_remote:next_offset(Remote).

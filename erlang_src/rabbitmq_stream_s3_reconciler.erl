@@ -174,7 +174,8 @@ log_trigger(ok, _Before) ->
     ok;
 log_trigger(unsupported, _Before) ->
     ?LOG_INFO(
-        "stream_s3: this metadata store has no safe triggers, deleted streams are found by looking",
+        "stream_s3: this version of the metadata store has no safe triggers; deleted streams are found"
+        " in each round instead",
         [],
         ?DOMAIN
     );
@@ -289,7 +290,7 @@ found(Role, {Pid, Dir, Name, Shared, Reference}) ->
     catch
         Class:Reason ->
             ?LOG_DEBUG(
-                "stream_s3: skipped a member that cannot be looked at now: ~0p",
+                "stream_s3: a member does not answer, the next round tries again: ~0p",
                 [{Role, Pid, Class, Reason}],
                 ?DOMAIN
             ),
@@ -341,7 +342,7 @@ start_reader(Writer, #{stream_id := StreamId} = Info, State) ->
                     State;
                 {error, Reason} ->
                     ?LOG_WARNING(
-                        "stream_s3: ~ts: no reader could be started, again in the next round: ~0p",
+                        "stream_s3: ~ts: the upload could not be started, the next round tries again: ~0p",
                         [StreamId, Reason],
                         ?DOMAIN
                     ),

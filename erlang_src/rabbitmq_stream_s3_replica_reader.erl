@@ -166,7 +166,8 @@ handle_cast(republish, #state{range = Range, stream_id = StreamId} = State) ->
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
--spec handle_info(term(), #state{}) -> {noreply, #state{}} | {noreply, #state{}, hibernate} | {stop, term(), #state{}}.
+-spec handle_info(term(), #state{}) ->
+    {noreply, #state{}} | {noreply, #state{}, hibernate} | {stop, term(), #state{}}.
 handle_info({osiris_offset, _Reference, _Offset}, State) ->
     _ = erlang:send_after(?LISTEN_PAUSE_MS, self(), listen),
     {noreply, State#state{listening = false}};
@@ -313,14 +314,18 @@ handle_push({problem, Kind, Text}, #state{stream_id = StreamId, problems = Probl
     ?LOG_WARNING("stream_s3: ~ts: ~ts: ~ts", [StreamId, Kind, Text], ?DOMAIN),
     {noreply, State#state{problems = Problems#{Kind => Text}}};
 handle_push({recovered, Kind}, #state{stream_id = StreamId, problems = Problems} = State) ->
-    ?LOG_INFO("stream_s3: ~ts: ~ts is over", [StreamId, Kind], ?DOMAIN),
+    ?LOG_INFO("stream_s3: ~ts: problem cleared: ~ts", [StreamId, Kind], ?DOMAIN),
     {noreply, State#state{problems = maps:remove(Kind, Problems)}};
 handle_push({stopped, deleted}, #state{stream_id = StreamId} = State) ->
     ?LOG_INFO("stream_s3: ~ts: the queue was deleted, uploads end", [StreamId], ?DOMAIN),
     ok = rabbitmq_stream_s3_manifest_cache:forget(StreamId),
     {stop, normal, State};
 handle_push({stopped, conflict_lost}, #state{stream_id = StreamId} = State) ->
-    ?LOG_INFO("stream_s3: ~ts: a later writer has taken over", [StreamId], ?DOMAIN),
+    ?LOG_INFO(
+        "stream_s3: ~ts: a writer of a higher epoch uploads the stream now; this node stops",
+        [StreamId],
+        ?DOMAIN
+    ),
     {stop, normal, State};
 handle_push({stopped, Reason}, State) ->
     {stop, {native_stream_stopped, Reason}, State};

@@ -38,7 +38,10 @@ manifest, also of those that get a writer here later.
 """.
 -spec kept() -> rabbitmq_stream_s3_host_osiris:kept().
 kept() ->
-    Known = #{Id => Firsts || {Id, Row} <- rabbitmq_stream_s3_manifest_cache:ranges(), {_, _} = Firsts <- [firsts(Row)]},
+    Known = #{
+        Id => Firsts
+     || {Id, Row} <- rabbitmq_stream_s3_manifest_cache:ranges(), {_, _} = Firsts <- [firsts(Row)]
+    },
     case rabbitmq_stream_s3_db:is_available() of
         false ->
             none;
