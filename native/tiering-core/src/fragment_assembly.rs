@@ -6,11 +6,25 @@
 //! The checksum of the whole object is known before any of it is read: it follows from the CRCs in the chunk headers. A bit
 //! that flips between the publisher's node and the bucket therefore makes the store refuse the upload.
 
+use log_format::chunk::ChunkHeader;
 use log_format::chunk::HEADER_BYTES as CHUNK_HEADER_BYTES;
 use log_format::crc;
 use log_format::fragment::{FragmentIndexRecord, HEADER, HEADER_BYTES, MAX_SIZE_BYTES};
 
-use crate::upload::ScannedChunk;
+/// One committed chunk as the header scan saw it, in log order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScannedChunk {
+    /// Decoded 48-byte header.
+    pub header: ChunkHeader,
+    /// First offset (name) of the segment file that holds the chunk.
+    pub segment_offset: u64,
+    /// Byte position of the chunk's header in that file.
+    pub position: u64,
+    /// CRC-32 of header bytes and filter bytes (what the header's own CRC leaves out, in front).
+    pub lead_crc: u32,
+    /// CRC-32 of the trailer bytes (0 if there is no trailer).
+    pub trailer_crc: u32,
+}
 
 /// A byte range of one segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

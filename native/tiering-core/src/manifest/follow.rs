@@ -6,7 +6,7 @@
 use log_format::crc::crc32;
 use log_format::manifest::{Change, Entry, MAX_EDIT_BYTES, Root, RootEdit, RootError};
 
-use crate::upload::Pointer;
+use super::Pointer;
 
 /// Longest root that edits are made of and applied to, so that either takes well under a millisecond. Ours stay below 2,000
 /// entries; what another program has left may be longer, and is fetched.

@@ -6,7 +6,11 @@ pub mod cut_back;
 pub mod edit;
 pub mod follow;
 pub mod invariants;
+mod pointer;
 pub mod rebalance;
 pub mod retention;
 pub mod search;
 pub mod trim;
+
+pub use pointer::Pointer;
+pub use retention::RetentionBound;

@@ -2,7 +2,14 @@
 
 use log_format::manifest::{Entry, Kind};
 
-use crate::upload::RetentionBound;
+/// The user's retention of the stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RetentionBound {
+    /// Keep at most this many bytes.
+    pub max_bytes: Option<u64>,
+    /// Drop what is older than this.
+    pub max_age_ms: Option<u64>,
+}
 
 /// A timestamp that is further ahead than this was given by a clock that was wrong. One that is less is waited for.
 const FUTURE_MS: i64 = 15 * 60 * 1_000;

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use log_format::manifest::{Entry, Group, Kind, NO_TIMESTAMP, Root};
 
 use super::edit::{Beginning, Edit};
-use super::retention::{expired, is_from_the_future, leading_to_drop};
-use crate::upload::RetentionBound;
+use super::retention::{RetentionBound, expired, is_from_the_future, leading_to_drop};
 
 /// Groups that a look may need: a path to the oldest fragment and the one after it.
 const MAX_CACHED: usize = 6;

@@ -6,7 +6,7 @@ use super::effect::{CacheUse, Chunk, Effect, FailureKind, Finish, FragmentRef, G
 use super::pace::Pace;
 use super::retry::Jitter;
 use super::settings::{Counters, Settings};
-use crate::upload::Failure;
+use crate::failure::Failure;
 
 /// A request that is not a range of chunk bytes. There is at most one at a time.
 #[derive(Debug)]

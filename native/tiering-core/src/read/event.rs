@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use log_format::manifest::Root;
 
-use crate::upload::Failure;
+use crate::failure::Failure;
 
 /// Where a reader begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

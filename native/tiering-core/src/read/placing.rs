@@ -17,7 +17,7 @@ use super::effect::{FailureKind, Finish, FragmentRef, GroupRef};
 use super::event::{ManifestView, Start};
 use super::streaming::{Skip, Streaming};
 use super::{Next, Phase};
-use crate::upload::Failure;
+use crate::failure::Failure;
 
 /// Longest index that is read: beyond it the search ends at the last record read, and the rest is skipped chunk by chunk.
 const MAX_INDEX_BYTES: u64 = 64 << 20;

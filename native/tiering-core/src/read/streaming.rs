@@ -14,7 +14,7 @@ use super::event::Start;
 use super::placing::{Placing, check_fragment, damaged, provide_group};
 use super::ranges::{Range, RangeQueue, RangeState, block_end, piece_bytes};
 use super::{Next, Phase};
-use crate::upload::Failure;
+use crate::failure::Failure;
 
 /// Chunks in front of the place that was asked for.
 #[derive(Debug, Clone, Copy)]

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use log_format::manifest::{Entry, Group, Kind, Root};
 
-use super::event::{Pointer, Witness};
+use super::event::Witness;
 use crate::fragment_assembly::FragmentPlan;
+use crate::manifest::Pointer;
 
 /// Work for the driver. Every effect that has an answer carries the `generation` that its answer must repeat. It is a number of
 /// its own for every effect, so that a late answer is never taken for another's; only transfers share one between recoveries

@@ -5,31 +5,9 @@
 use log_format::chunk::ChunkHeader;
 use log_format::manifest::{Group, Root};
 
-/// The persisted manifest's place, as the metadata store keeps it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer {
-    /// Writer epoch that persisted the root.
-    pub epoch: u64,
-    /// Random part of the root's key.
-    pub uid: u32,
-    /// Version of the pointer in the metadata store; the next compare-and-swap names it.
-    pub revision: u64,
-}
-
-/// One committed chunk as the header scan saw it, in log order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScannedChunk {
-    /// Decoded 48-byte header.
-    pub header: ChunkHeader,
-    /// First offset (name) of the segment file that holds the chunk.
-    pub segment_offset: u64,
-    /// Byte position of the chunk's header in that file.
-    pub position: u64,
-    /// CRC-32 of header bytes and filter bytes (what the header's own CRC leaves out, in front).
-    pub lead_crc: u32,
-    /// CRC-32 of the trailer bytes (0 if there is no trailer).
-    pub trailer_crc: u32,
-}
+use crate::failure::Failure;
+use crate::fragment_assembly::ScannedChunk;
+use crate::manifest::{Pointer, RetentionBound};
 
 /// A chunk that the remote tier has, by which a log that lost its end is told from one that was lost and began anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,44 +81,6 @@ pub struct ScanBatch {
     pub end: ScanEnd,
 }
 
-/// What a failed transfer or request means to the machine. Folded once, at the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
-    /// Worth trying again soon (timeouts, resets, 408, 429, 5xx, SlowDown).
-    Transient(String),
-    /// Will not go away by itself (403, no such bucket, checksum refused): stalls, is reported, is retried slowly.
-    Stalled(String),
-    /// The object is there, in an archive class: it cannot be read until somebody restores it. Stalls.
-    Archived(String),
-    /// The object or segment is not there; of an object that is proven, by the store's own code or by a listing.
-    NotFound(String),
-    /// The bytes are there as a whole, but are not what they must be.
-    Corrupt(String),
-}
-
-impl Failure {
-    /// Whether it says something of the object itself. Anything else leaves open whether the object is there and well.
-    #[must_use]
-    pub const fn is_evidence(&self) -> bool {
-        match self {
-            Self::NotFound(_) | Self::Corrupt(_) => true,
-            Self::Transient(_) | Self::Stalled(_) | Self::Archived(_) => false,
-        }
-    }
-
-    /// For people.
-    #[must_use]
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Transient(text)
-            | Self::Stalled(text)
-            | Self::Archived(text)
-            | Self::NotFound(text)
-            | Self::Corrupt(text) => text,
-        }
-    }
-}
-
 /// Answer to a compare-and-swap of the pointer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitOutcome {
@@ -168,18 +108,9 @@ pub enum PointerRead {
     Unavailable,
 }
 
-/// The user's retention of the stream.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RetentionBound {
-    /// Keep at most this many bytes.
-    pub max_bytes: Option<u64>,
-    /// Drop what is older than this.
-    pub max_age_ms: Option<u64>,
-}
-
 /// Everything that can happen to one [`UploadMachine`](super::UploadMachine).
 ///
-/// Results carry the `generation` of the effect they answer; those from before a recovery are dropped.
+/// An answer repeats the `generation` of its effect, which no other effect has; only transfers share one between recoveries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Answer to `ReadPointer`.

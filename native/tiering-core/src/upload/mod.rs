@@ -39,11 +39,11 @@ mod status;
 mod transfers;
 mod tree;
 
+pub use crate::failure::Failure;
+pub use crate::fragment_assembly::ScannedChunk;
+pub use crate::manifest::{Pointer, RetentionBound};
 pub use effect::{Effect, Problem, Recovery, StopReason, StoredObject};
-pub use event::{
-    CommitOutcome, Event, Failure, Pointer, PointerRead, RetentionBound, ScanBatch, ScanEnd,
-    ScannedChunk, Witness,
-};
+pub use event::{CommitOutcome, Event, PointerRead, ScanBatch, ScanEnd, Witness};
 pub use settings::{Backoff, Proof, RetryPolicy, Settings};
 pub use status::{Activity, Counters, Status};
 

@@ -2,8 +2,8 @@ use bytes::Bytes;
 use log_format::manifest::Kind;
 
 use super::world::*;
+use crate::failure::Failure;
 use crate::read::*;
-use crate::upload::Failure;
 
 fn stream() -> World {
     World::new(

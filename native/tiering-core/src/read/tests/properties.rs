@@ -5,8 +5,8 @@ use log_format::manifest::Kind;
 use proptest::prelude::*;
 
 use super::world::*;
+use crate::failure::Failure;
 use crate::read::*;
-use crate::upload::Failure;
 
 /// Decisions of the world, from one seed.
 struct Chance(u64);

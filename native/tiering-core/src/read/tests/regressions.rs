@@ -8,8 +8,8 @@ use log_format::fragment;
 use log_format::manifest::{Entry, Group, Kind, Root};
 
 use super::world::*;
+use crate::failure::Failure;
 use crate::read::*;
-use crate::upload::Failure;
 
 fn stream() -> World {
     World::new(0, &vec![vec![(1, 100); 20]; 4])

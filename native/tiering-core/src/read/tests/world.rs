@@ -9,8 +9,8 @@ use log_format::crc::crc32;
 use log_format::fragment::{FragmentIndexRecord, HEADER};
 use log_format::manifest::{Entry, Group, Kind, Root};
 
+use crate::failure::Failure;
 use crate::read::*;
-use crate::upload::Failure;
 
 /// Number of records and length of the data of one chunk.
 pub type ChunkSpec = (u32, usize);
