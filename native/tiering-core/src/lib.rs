@@ -7,6 +7,7 @@
 //! tasks, files, sockets, clocks, chance. Time and seeds come in as arguments, work goes out as effects, and what became of it
 //! comes back as events.
 
+mod chance;
 pub mod failure;
 pub mod fragment_assembly;
 pub mod manifest;

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use super::effect::{CacheUse, Chunk, Effect, FailureKind, Finish, FragmentRef, GroupRef};
 use super::pace::Pace;
-use super::retry::Jitter;
+use super::retry::backoff_ms;
 use super::settings::{Counters, Settings};
+use crate::chance::Chance;
 use crate::failure::Failure;
 
 /// A request that is not a range of chunk bytes. There is at most one at a time.
@@ -59,7 +60,7 @@ struct Missing {
 pub(super) struct Context {
     pub(super) settings: Settings,
     pub(super) counters: Counters,
-    pub(super) jitter: Jitter,
+    pub(super) chance: Chance,
     effects: VecDeque<Effect>,
     last_id: u64,
     lookup: Option<Lookup>,
@@ -93,7 +94,7 @@ impl Context {
         Self {
             settings,
             counters: Counters::default(),
-            jitter: Jitter::new(seed),
+            chance: Chance::new(seed),
             effects: VecDeque::new(),
             last_id: 0,
             lookup: None,
@@ -218,8 +219,11 @@ impl Context {
     pub(super) fn postpone_lookup(&mut self, now_ms: u64, mut lookup: Lookup, fault: String) {
         self.last_fault = Some(fault);
         lookup.attempts += 1;
-        let until_ms =
-            now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, lookup.attempts));
+        let until_ms = now_ms.saturating_add(backoff_ms(
+            &mut self.chance,
+            &self.settings,
+            lookup.attempts,
+        ));
         lookup.state = LookupState::Backoff { until_ms };
         self.lookup = Some(lookup);
     }
@@ -314,7 +318,7 @@ impl Context {
         self.note_fault(failure, offset);
         self.counters.range_retries += 1;
         self.pace.fault();
-        now_ms.saturating_add(self.jitter.backoff_ms(&self.settings, attempt))
+        now_ms.saturating_add(backoff_ms(&mut self.chance, &self.settings, attempt))
     }
 
     /// When a consumer that is waiting for the store has waited long enough; `None` if it has chunks to take.
@@ -359,7 +363,7 @@ impl Context {
         // The first time it is most likely retention, which the current manifest tells about at once.
         let wait_ms = match attempts {
             1 => 0,
-            _ => self.jitter.backoff_ms(&self.settings, attempts - 1),
+            _ => backoff_ms(&mut self.chance, &self.settings, attempts - 1),
         };
         Ok(now_ms.saturating_add(wait_ms))
     }

@@ -47,11 +47,11 @@ pub use event::{CommitOutcome, Event, PointerRead, ScanBatch, ScanEnd, Witness};
 pub use settings::{Backoff, Proof, RetryPolicy, Settings};
 pub use status::{Activity, Counters, Status};
 
+use crate::chance::Chance;
 use drain::Drain;
 use persist::Persist;
 use recovery::{Reset, Streak};
 use resolve::Resolve;
-use settings::Chance;
 use status::Problems;
 use transfers::{Anchor, Transfers};
 use tree::Tree;

@@ -159,33 +159,10 @@ impl Backoff {
     }
 }
 
-/// Chance that came in as an argument: a seed, stretched (splitmix64). Only good for spreading retries.
-#[derive(Debug, Clone)]
-pub(super) struct Chance(u64);
-
-impl Chance {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// Equal jitter: uniformly between half of the delay and all of it.
-    pub(super) fn jitter(&mut self, delay_ms: u64) -> u64 {
-        let half = delay_ms / 2;
-        half + self.next() % (delay_ms - half + 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chance::Chance;
 
     #[test]
     fn delays_double_up_to_the_cap() {
