@@ -55,4 +55,4 @@ def test_a_reader_whose_object_is_gone_asks_for_the_manifest_of_now(cluster, s3)
     assert replica.counter("readers_lost") - lost == 1
     assert replica.counter("manifest_syncs") - syncs == 1
     assert replica.node_status()["read_alarm"] == "none", "a false alarm is over"
-    assert "a consumer cannot go on" not in replica.log()
+    assert "a consumer cannot continue" not in replica.log()
