@@ -128,6 +128,7 @@ fn open(
             epoch: 1,
             queue: format!("idle {number}"),
             vhost: "/".to_owned(),
+            arguments: String::new(),
         };
         let pushes = pushes.clone();
         let handle = engine.open_upload(config, Arc::new(Sink { number, pushes }))?;

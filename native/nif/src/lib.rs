@@ -14,6 +14,7 @@ mod memory;
 mod message;
 mod owner;
 mod read;
+mod recovery;
 mod resources;
 mod upload;
 
@@ -25,7 +26,7 @@ use crate::codec::spec::{GapTerm, SpecTerm, StartTerm};
 use crate::resources::{EngineResource, ReaderResource, UploadResource};
 
 /// Version of the contract; the plugin refuses to start on another.
-const INTERFACE_VERSION: u32 = 4;
+const INTERFACE_VERSION: u32 = 5;
 
 fn interface_version(env: Env<'_>) -> NifResult<Term<'_>> {
     Ok(INTERFACE_VERSION.encode(env))
@@ -47,6 +48,13 @@ entry::nif_table! {
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, token: Term<'a>);
     engine::delete_objects as delete_objects(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, keys: Term<'a>);
+
+    recovery::streams as recovery_streams(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, token: Term<'a>);
+    recovery::inspect as recovery_inspect(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, depth: Term<'a>);
+    recovery::adopt as recovery_adopt(
+        engine: EngineArc, pid: LocalPid, reference: Reference<'a>, about: Term<'a>);
 
     upload::open as upload_open(engine: EngineArc, owner: LocalPid, reference: Reference<'a>, config: Term<'a>);
     upload::event as upload_event(upload: UploadArc, event: EventTerm);

@@ -35,6 +35,7 @@ pub(crate) fn open<'a>(
         epoch: get(config, atoms::epoch())?.decode()?,
         queue: string(get(config, atoms::queue())?)?,
         vhost: string(get(config, atoms::vhost())?)?,
+        arguments: string(get(config, atoms::arguments())?)?,
     };
     let sink = Arc::new(Mailbox::new(owner, *reference));
     let upload = match engine.engine.open_upload(config, sink) {

@@ -388,6 +388,7 @@ impl World {
                 Effect::PutRoot {
                     generation,
                     epoch,
+                    follows: _,
                     root,
                 } => {
                     self.ask(

@@ -303,6 +303,7 @@ impl State {
             Effect::PutRoot {
                 generation,
                 epoch,
+                follows: _,
                 root,
             } => {
                 let uid = (generation as u32) << 1 | number as u32;

@@ -16,10 +16,12 @@ use crate::clock::Clock;
 use crate::governor::Governor;
 use crate::log::{Log, LogSink};
 use crate::manifests::{self, ManifestRange, Manifests, ResolveError};
+use crate::object_metadata::AboutStream;
 use crate::priority::behind;
 use crate::read::{self, Alarms, ReaderHandle, Start, Wake};
 use crate::read_cache::{self, ReadCache};
 use crate::read_memory::ReadMemory;
+use crate::recovery;
 use crate::remote_tier::{
     CONTROL_REQUESTS_MAX, DeleteOutcome, Instrumented, KEYS_MAX, Limited, ListPage, Proving,
     RemoteTier, Retrying, RetryingPolicy, S3RemoteTier, StoreError,
@@ -279,6 +281,53 @@ impl Engine {
         let tier = Arc::clone(&self.shared().retrying);
         self.runtime()?
             .spawn(async move { callback(tier.delete(&keys).await) });
+        Ok(())
+    }
+
+    /// Calls back with one page of the ids of all streams that have objects.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn recovery_streams<F>(&self, token: Option<String>, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<(Vec<String>, Option<String>), StoreError>) + Send + 'static,
+    {
+        let shared = Arc::clone(self.shared());
+        self.runtime()?
+            .spawn(async move { callback(recovery::streams(&shared, token.as_deref()).await) });
+        Ok(())
+    }
+
+    /// Calls back with what the bucket has of one stream.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn recovery_inspect<F>(
+        &self,
+        stream_id: String,
+        depth: recovery::Depth,
+        callback: F,
+    ) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<recovery::Found, recovery::RecoveryError>) + Send + 'static,
+    {
+        let shared = Arc::clone(self.shared());
+        self.runtime()?
+            .spawn(async move { callback(recovery::inspect(&shared, &stream_id, depth).await) });
+        Ok(())
+    }
+
+    /// Writes the root that a recovered stream begins with, and calls back with its name.
+    ///
+    /// # Errors
+    /// If the engine is closed; one that is closed later drops the callback.
+    pub fn recovery_adopt<F>(&self, about: AboutStream, callback: F) -> Result<(), Closed>
+    where
+        F: FnOnce(Result<recovery::Adopted, recovery::RecoveryError>) + Send + 'static,
+    {
+        let shared = Arc::clone(self.shared());
+        self.runtime()?
+            .spawn(async move { callback(recovery::adopt(&shared, &about).await) });
         Ok(())
     }
 

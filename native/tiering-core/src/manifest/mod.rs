@@ -6,11 +6,13 @@ pub mod cut_back;
 pub mod edit;
 pub mod follow;
 pub mod invariants;
+mod lineage;
 mod pointer;
 pub mod rebalance;
 pub mod retention;
 pub mod search;
 pub mod trim;
 
+pub use lineage::Lineage;
 pub use pointer::Pointer;
 pub use retention::RetentionBound;

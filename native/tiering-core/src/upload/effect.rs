@@ -74,6 +74,8 @@ pub enum Effect {
         generation: u64,
         /// Epoch for the key.
         epoch: u64,
+        /// Revision of the pointer that it follows; 0 = none.
+        follows: u64,
         /// What to write.
         root: Arc<Root>,
     },

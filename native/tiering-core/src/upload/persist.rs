@@ -140,6 +140,7 @@ impl UploadMachine {
         self.effects.push_back(Effect::PutRoot {
             generation: ticket,
             epoch: self.epoch,
+            follows: self.revision(),
             root,
         });
         Taken::Waits

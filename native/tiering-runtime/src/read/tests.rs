@@ -12,8 +12,8 @@ use crate::manifests::ResolvedManifest;
 use crate::remote_tier::gate::Gate;
 use crate::remote_tier::testing::{Fault, Faulty, MemoryTier, Operation};
 use crate::remote_tier::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreErrorKind,
-    StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RemoteTier,
+    StoreErrorKind, StoreFuture,
 };
 use crate::settings::Config;
 use bytes::Bytes;

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use tokio::sync::{Notify, Semaphore};
 
 use super::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier,
+    StoreFuture,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -145,6 +146,14 @@ impl RemoteTier for Gate {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage> {
         self.inner.list(prefix, token, max_keys)
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.inner.list_folders(prefix, token)
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {

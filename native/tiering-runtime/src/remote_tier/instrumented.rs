@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tracing::{Instrument, Span, debug_span};
 
 use super::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError,
-    StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier,
+    StoreError, StoreFuture,
 };
 use crate::stats::{Stat, Stats};
 
@@ -148,6 +148,19 @@ impl RemoteTier for Instrumented {
             &self.stats.list_requests,
             debug_span!("request", verb = "LIST", key = %prefix),
             self.inner.list(prefix, token, max_keys),
+            |_, _| (),
+        )
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.count(
+            &self.stats.list_requests,
+            debug_span!("request", verb = "LIST", key = %prefix),
+            self.inner.list_folders(prefix, token),
             |_, _| (),
         )
     }

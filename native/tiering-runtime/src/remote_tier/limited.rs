@@ -11,8 +11,8 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use super::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutBody, PutRequest, RangeSink, RemoteTier,
-    StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutBody, PutRequest, RangeSink,
+    RemoteTier, StoreFuture,
 };
 use crate::stats::Stats;
 
@@ -89,6 +89,14 @@ impl RemoteTier for Limited {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage> {
         self.in_turn(self.inner.list(prefix, token, max_keys))
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.in_turn(self.inner.list_folders(prefix, token))
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {

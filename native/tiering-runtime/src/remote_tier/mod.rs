@@ -88,6 +88,13 @@ pub trait RemoteTier: Send + Sync + 'static {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage>;
 
+    /// One page of the folders directly below `prefix`, which is empty or ends in a slash; in byte order, each with its slash.
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage>;
+
     /// Deletes at most [`KEYS_MAX`] objects; one that is not there counts as deleted.
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome>;
 
@@ -171,6 +178,8 @@ pub struct ListedObject {
     pub key: String,
     /// Length of the object.
     pub size_bytes: u64,
+    /// When it was stored, by the store's clock, in milliseconds since 1970; `None` if the store does not say.
+    pub modified_ms: Option<i64>,
 }
 
 /// One page of a listing.
@@ -178,6 +187,15 @@ pub struct ListedObject {
 pub struct ListPage {
     /// The objects, in byte order of their keys.
     pub objects: Vec<ListedObject>,
+    /// Where the next page starts; `None` on the last one.
+    pub next_token: Option<String>,
+}
+
+/// One page of folders.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderPage {
+    /// The folders, each with its slash, in byte order.
+    pub folders: Vec<String>,
     /// Where the next page starts; `None` on the last one.
     pub next_token: Option<String>,
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier, StoreError,
-    StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier,
+    StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// Asks for proof.
@@ -115,6 +115,14 @@ impl RemoteTier for Proving {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage> {
         self.inner.list(prefix, token, max_keys)
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.inner.list_folders(prefix, token)
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use tracing::{Instrument, debug_span};
 
 use super::{
-    DeleteOutcome, Described, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError, StoreFuture,
+    DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RemoteTier, StoreError,
+    StoreFuture,
 };
 use crate::clock::random_uid;
 use crate::stats::Stats;
@@ -116,6 +117,14 @@ impl RemoteTier for Retrying {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage> {
         Box::pin(self.retry(move || self.inner.list(prefix, token, max_keys)))
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        Box::pin(self.retry(move || self.inner.list_folders(prefix, token)))
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Notify;
 
 use super::{
-    DeleteOutcome, Described, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest,
-    RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, FolderPage, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody,
+    PutRequest, RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 
 /// One stored object.
@@ -19,12 +20,15 @@ pub struct StoredObject {
     pub bytes: Bytes,
     /// Its user metadata.
     pub metadata: BTreeMap<String, String>,
+    /// When it was stored, by the clock of the store.
+    pub modified_ms: i64,
 }
 
 /// A store in memory that verifies checksums like a good one.
 #[derive(Debug, Default)]
 pub struct MemoryTier {
     objects: Mutex<BTreeMap<String, StoredObject>>,
+    now_ms: AtomicI64,
     changed: Notify,
 }
 
@@ -41,6 +45,11 @@ impl MemoryTier {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets the clock of the store, which stands still otherwise.
+    pub fn set_clock(&self, now_ms: i64) {
+        self.now_ms.store(now_ms, Ordering::Relaxed);
     }
 
     /// All keys, in byte order.
@@ -60,6 +69,7 @@ impl MemoryTier {
         let object = StoredObject {
             bytes: bytes.into(),
             metadata: BTreeMap::new(),
+            modified_ms: self.now_ms.load(Ordering::Relaxed),
         };
         lock(&self.objects).insert(key.to_owned(), object);
         self.changed.notify_waiters();
@@ -118,7 +128,12 @@ impl MemoryTier {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
-        lock(&self.objects).insert(request.key, StoredObject { bytes, metadata });
+        let object = StoredObject {
+            bytes,
+            metadata,
+            modified_ms: self.now_ms.load(Ordering::Relaxed),
+        };
+        lock(&self.objects).insert(request.key, object);
         self.changed.notify_waiters();
         Ok(())
     }
@@ -193,6 +208,7 @@ impl RemoteTier for MemoryTier {
                 .map(|(key, object)| ListedObject {
                     key: key.clone(),
                     size_bytes: object.bytes.len() as u64,
+                    modified_ms: Some(object.modified_ms),
                 })
                 .collect();
             let more = listed.len() > max_keys;
@@ -203,6 +219,30 @@ impl RemoteTier for MemoryTier {
                 .map(|object| object.key.clone());
             Ok(ListPage {
                 objects: listed,
+                next_token,
+            })
+        })
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        Box::pin(async move {
+            let folders = self.keys().into_iter().filter_map(|key| {
+                let (folder, _) = key.strip_prefix(prefix)?.split_once('/')?;
+                Some(format!("{prefix}{folder}/"))
+            });
+            let mut folders: Vec<_> = folders
+                .filter(|folder| token.is_none_or(|token| folder.as_str() > token))
+                .collect();
+            folders.dedup();
+            let more = folders.len() > KEYS_MAX;
+            folders.truncate(KEYS_MAX);
+            let next_token = folders.last().filter(|_| more).cloned();
+            Ok(FolderPage {
+                folders,
                 next_token,
             })
         })
@@ -496,6 +536,19 @@ impl RemoteTier for Faulty {
             Operation::List,
             prefix.to_owned(),
             self.inner.list(prefix, token, max_keys),
+            |page| page,
+        )
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.pass(
+            Operation::List,
+            prefix.to_owned(),
+            self.inner.list_folders(prefix, token),
             |page| page,
         )
     }

@@ -76,6 +76,8 @@ pub(super) struct Driver {
     anchor: Question,
     commit: Question,
     reported_problem: Option<&'static str>,
+    /// How often the stream was recovered from the bucket, as its root says.
+    recoveries: u64,
     /// The root that names history which was given up, and its key.
     abandoned: Option<(RootName, Arc<str>)>,
     stopped: bool,
@@ -115,6 +117,7 @@ impl Driver {
             anchor: Question::default(),
             commit: Question::default(),
             reported_problem: None,
+            recoveries: 0,
             abandoned: None,
             stopped: false,
         };
@@ -220,10 +223,11 @@ impl Driver {
         let task = self.running.remove(&id).map(|(task, _)| task);
         match ended {
             Ok((_, Done::Event(event))) => Some(event),
-            Ok((_, Done::RootRead(event, abandoned))) => {
+            Ok((_, Done::RootRead(event, history))) => {
                 // What comes too late says what was known before.
                 if self.machine.status().activity == Activity::Resolving {
-                    self.abandoned = abandoned.map(|name| (name, self.key_of(name)));
+                    self.recoveries = history.recoveries;
+                    self.abandoned = (history.abandoned).map(|name| (name, self.key_of(name)));
                 }
                 Some(event)
             }

@@ -5,7 +5,6 @@
 
 mod driver;
 mod handle;
-mod metadata;
 mod questions;
 mod sums;
 mod work;
@@ -34,6 +33,8 @@ pub struct UploadConfig {
     pub queue: String,
     /// Virtual host of the queue, for object metadata only.
     pub vhost: String,
+    /// Arguments of the queue as the shell encodes them, for object metadata only.
+    pub arguments: String,
 }
 
 /// What the shell tells a stream. Answers belong to the question of that kind that was pushed last.

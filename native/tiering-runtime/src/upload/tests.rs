@@ -285,6 +285,7 @@ fn closing_the_engine_ends_its_streams() {
         epoch: 1,
         queue: String::new(),
         vhost: String::new(),
+        arguments: String::new(),
     };
     assert!(
         world
@@ -311,6 +312,7 @@ fn a_full_queue_is_busy_and_the_committed_state_never_is() {
         epoch: 1,
         queue: String::new(),
         vhost: String::new(),
+        arguments: String::new(),
     };
     let handle = world
         .engine

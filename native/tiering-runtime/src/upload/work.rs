@@ -12,10 +12,10 @@ use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::upload::{Failure, Pointer, StoredObject};
 
 use super::UploadConfig;
-use super::metadata::{self, RootName};
 use crate::clock::random_uid;
 use crate::local_log::FragmentBody;
 use crate::manifests::{RootReadError, fetch_root};
+use crate::object_metadata::{self, AboutStream, RootHistory};
 use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind, failure};
 use crate::shared::Shared;
 
@@ -55,7 +55,7 @@ impl Workshop {
             key: key.clone(),
             body: PutBody::Source(Arc::new(body)),
             crc32: plan.object_crc(),
-            metadata: metadata::fragment(&self.stream, &config.cluster, &plan),
+            metadata: object_metadata::fragment(&self.stream, &config.cluster, &plan),
         };
         let deadline = transfer_deadline(config.transfer_deadline_ms, len_bytes);
         let outcome = tokio::time::timeout(deadline, tier.put(request))
@@ -79,15 +79,12 @@ impl Workshop {
         }
     }
 
-    /// Reads the root that the pointer names, and which root it says was abandoned.
-    pub(super) async fn get_root(
-        self,
-        pointer: Pointer,
-    ) -> Result<(Root, Option<RootName>), Failure> {
+    /// Reads the root that the pointer names, and what it says of the roots before it.
+    pub(super) async fn get_root(self, pointer: Pointer) -> Result<(Root, RootHistory), Failure> {
         let Shared { tier, keys, .. } = &*self.shared;
         fetch_root(tier, keys, &self.stream.stream_id, pointer)
             .await
-            .map(|(root, metadata)| (root, RootName::of(&metadata)))
+            .map(|(root, metadata)| (root, RootHistory::of(&metadata)))
             .map_err(|error| match error {
                 RootReadError::Store(error) => failure(&error),
                 RootReadError::Corrupt(text) => Failure::Corrupt(text),
@@ -97,17 +94,17 @@ impl Workshop {
     /// Stores a root; the answer is the random part of its key.
     pub(super) async fn put_root(
         self,
-        epoch: u64,
         root: Arc<Root>,
-        abandoned: Option<RootName>,
+        history: RootHistory,
     ) -> Result<u32, Failure> {
         let uid = random_uid();
+        let about = AboutStream::of_upload(&self.stream, &self.shared.config.cluster);
         let bytes = bytes::Bytes::from(root.encode());
         let request = PutRequest {
-            key: self.shared.keys.root(&self.stream.stream_id, epoch, uid),
+            key: (self.shared.keys).root(&self.stream.stream_id, history.epoch, uid),
             crc32: crc::crc32(&bytes),
             body: PutBody::Bytes(bytes),
-            metadata: metadata::root(&self.stream, epoch, root.next_offset, abandoned),
+            metadata: object_metadata::root(&about, root.next_offset, &history),
         };
         match self.shared.tier.put(request).await {
             Ok(()) => {
@@ -134,7 +131,7 @@ impl Workshop {
             key: keys.group(&self.stream.stream_id, group.kind, group.first_offset, uid),
             crc32: crc::crc32(&bytes),
             body: PutBody::Bytes(bytes),
-            metadata: metadata::group(&self.stream, &group, next_offset),
+            metadata: object_metadata::group(&self.stream, &group, next_offset),
         };
         match self.shared.tier.put(request).await {
             Ok(()) => {

@@ -338,6 +338,7 @@ impl Rig {
         let Effect::PutRoot {
             generation,
             epoch: EPOCH,
+            follows: _,
             root,
         } = self.effects.remove(place.expect("no root to put"))
         else {

@@ -427,6 +427,7 @@ impl World {
             Effect::PutRoot {
                 generation,
                 epoch,
+                follows: _,
                 root,
             } => {
                 let uid = self.uid();

@@ -396,6 +396,7 @@ fn each_promise_can_fail() {
     let put = Effect::PutRoot {
         generation: 0,
         epoch: EPOCH,
+        follows: 0,
         root,
     };
     assert_eq!(

@@ -39,6 +39,14 @@ impl RemoteTier for Far {
         self.0.list(prefix, token, max_keys)
     }
 
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        self.0.list_folders(prefix, token)
+    }
+
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
         self.0.delete(keys)
     }

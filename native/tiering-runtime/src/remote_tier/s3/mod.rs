@@ -21,8 +21,8 @@ use tokio::sync::OnceCell;
 
 use self::body::{FramedBody, Progress};
 use super::{
-    DeleteOutcome, Described, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody, PutRequest,
-    RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
+    DeleteOutcome, Described, FolderPage, KEYS_MAX, ListPage, ListedObject, ObjectMeta, PutBody,
+    PutRequest, RangeSink, RemoteTier, StoreError, StoreErrorKind, StoreFuture,
 };
 use crate::clock::Clock;
 use crate::settings::Config;
@@ -241,15 +241,17 @@ impl S3RemoteTier {
     async fn list_objects(
         &self,
         prefix: &str,
+        delimiter: Option<&str>,
         token: Option<&str>,
         max_keys: usize,
-    ) -> Result<ListPage, StoreError> {
+    ) -> Result<(ListPage, Vec<String>), StoreError> {
         let answer = self
             .client()
             .await?
             .list_objects_v2()
             .bucket(&self.config.bucket)
             .prefix(prefix)
+            .set_delimiter(delimiter.map(str::to_owned))
             .set_continuation_token(token.map(str::to_owned))
             .max_keys(i32::try_from(max_keys.clamp(1, KEYS_MAX)).unwrap_or(1))
             .send()
@@ -264,6 +266,12 @@ impl S3RemoteTier {
                 return Err(malformed(text));
             }
         };
+        let folders = answer.common_prefixes.unwrap_or_default().into_iter();
+        let folders = folders.map(|folder| {
+            let nameless = || malformed("a listing has a folder without a name");
+            folder.prefix.ok_or_else(nameless)
+        });
+        let folders = folders.collect::<Result<_, _>>()?;
         let objects = answer.contents.unwrap_or_default().into_iter();
         let objects = objects.map(|object| {
             let size_bytes = object
@@ -274,12 +282,18 @@ impl S3RemoteTier {
             let key = object
                 .key
                 .ok_or_else(|| malformed("a listing has an object without a key"));
-            key.map(|key| ListedObject { key, size_bytes })
+            let modified_ms = object.last_modified.and_then(|time| time.to_millis().ok());
+            key.map(|key| ListedObject {
+                key,
+                size_bytes,
+                modified_ms,
+            })
         });
-        Ok(ListPage {
+        let page = ListPage {
             objects: objects.collect::<Result<_, _>>()?,
             next_token,
-        })
+        };
+        Ok((page, folders))
     }
 
     async fn delete_objects(&self, keys: &[String]) -> Result<DeleteOutcome, StoreError> {
@@ -489,9 +503,29 @@ impl RemoteTier for S3RemoteTier {
             Progress::start()
                 .guard(
                     self.silence_limit(),
-                    self.list_objects(prefix, token, max_keys),
+                    self.list_objects(prefix, None, token, max_keys),
                 )
                 .await
+                .map(|(page, _)| page)
+        })
+    }
+
+    fn list_folders<'a>(
+        &'a self,
+        prefix: &'a str,
+        token: Option<&'a str>,
+    ) -> StoreFuture<'a, FolderPage> {
+        Box::pin(async move {
+            let (page, folders) = Progress::start()
+                .guard(
+                    self.silence_limit(),
+                    self.list_objects(prefix, Some("/"), token, KEYS_MAX),
+                )
+                .await?;
+            Ok(FolderPage {
+                folders,
+                next_token: page.next_token,
+            })
         })
     }
 
@@ -509,7 +543,7 @@ impl RemoteTier for S3RemoteTier {
             Progress::start()
                 .guard(
                     self.silence_limit(),
-                    self.list_objects(&self.config.prefix, None, 1),
+                    self.list_objects(&self.config.prefix, None, None, 1),
                 )
                 .await
                 .map(drop)

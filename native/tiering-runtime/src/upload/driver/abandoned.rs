@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tiering_core::upload::StoredObject;
 
 use super::Driver;
+pub(super) use crate::object_metadata::RootName;
 use crate::upload::UploadPush;
-pub(super) use crate::upload::metadata::RootName;
 
 impl Driver {
     pub(super) fn abandoned(&mut self, root: StoredObject, first_offset: u64, next_offset: u64) {

@@ -10,6 +10,7 @@ use tracing::Instrument;
 use super::Driver;
 use super::tasks::{Done, Task};
 use crate::local_log::{ScanRequest, Scanner};
+use crate::object_metadata::RootHistory;
 use crate::shared::Shared;
 use crate::upload::questions::Question;
 use crate::upload::{Stopped, UploadPush};
@@ -53,10 +54,16 @@ impl Driver {
             Effect::PutRoot {
                 generation,
                 epoch,
+                follows,
                 root,
             } => {
-                let abandoned = self.abandoned.as_ref().map(|(name, _)| *name);
-                let work = self.workshop.clone().put_root(epoch, root, abandoned);
+                let history = RootHistory {
+                    recoveries: self.recoveries,
+                    epoch,
+                    follows,
+                    abandoned: self.abandoned.as_ref().map(|(name, _)| *name),
+                };
+                let work = self.workshop.clone().put_root(root, history);
                 self.answer_with(Task::PutRoot { generation }, work, move |outcome| {
                     Event::RootPut {
                         generation,
@@ -154,15 +161,15 @@ impl Driver {
     fn get_root(&mut self, generation: u64, pointer: Pointer) {
         let work = self.workshop.clone().get_root(pointer);
         self.spawn(Task::GetRoot { generation }, async move {
-            let (outcome, abandoned) = match work.await {
-                Ok((root, abandoned)) => (Ok(root), abandoned),
-                Err(failure) => (Err(failure), None),
+            let (outcome, history) = match work.await {
+                Ok((root, history)) => (Ok(root), history),
+                Err(failure) => (Err(failure), RootHistory::default()),
             };
             let event = Event::RootRead {
                 generation,
                 outcome,
             };
-            Done::RootRead(event, abandoned)
+            Done::RootRead(event, history)
         });
     }
 

@@ -2,8 +2,8 @@
 
 use tiering_core::upload::{Event, Failure, ScanBatch, ScanEnd};
 
-use super::abandoned::RootName;
 use crate::local_log::Scanner;
+use crate::object_metadata::RootHistory;
 
 /// What a task does, to answer for it if it cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Task {
 /// What a task ended with.
 pub(super) enum Done {
     Event(Event),
-    RootRead(Event, Option<RootName>),
+    RootRead(Event, RootHistory),
     Scanned(Scanner, Event),
     Nothing,
 }

@@ -82,6 +82,7 @@ impl World {
             epoch,
             queue: "büro".to_owned(),
             vhost: "/".to_owned(),
+            arguments: String::new(),
         };
         let handle = self
             .engine
