@@ -28,7 +28,7 @@ in a metric. S3 being down is not in the way. See docs/decisions/0004-inert-inst
 ).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
--define(INTERFACE_VERSION, 4).
+-define(INTERFACE_VERSION, 5).
 %% What prep_stop/1 has seen, for detach/0, if that follows: persistent, because the process ends.
 -define(SEEN, {?MODULE, seen}).
 

@@ -23,35 +23,14 @@ nothing is. If that cannot be found out the writer ends, and the coordinator sta
 records at 0 would take the offsets of those that are durable.
 """.
 -spec empty_log(osiris_log:config()) -> osiris:offset().
-empty_log(#{epoch := 1}) ->
-    %% The first writer that the stream has ever had.
-    0;
-empty_log(#{name := Name}) ->
-    StreamId = rabbitmq_stream_s3:stream_id(Name),
-    case rabbitmq_stream_s3_manifest_end:find(StreamId) of
-        {ok, 0} ->
-            0;
-        {ok, Offset} ->
-            ok = rabbitmq_stream_s3_counters:add(logs_begun_at_durable_end),
-            ?LOG_WARNING(
-                "stream_s3: ~ts: the local log is empty (a disk was lost or replaced), and what is"
-                " below offset ~b is durable in S3: the log continues there, and S3 serves what is below."
-                " What was not uploaded yet is lost, and so are the stored consumer offsets",
-                [StreamId, Offset]
-            ),
-            Offset;
-        none ->
-            0;
-        {error, Reason} ->
-            ?LOG_ERROR(
-                "stream_s3: ~ts: the local log is empty, and the plugin cannot determine whether S3 has"
-                " the stream (~0p). The writer does not start; RabbitMQ tries again. It needs a quorum"
-                " of the metadata store. A stream whose last writer ran an earlier version of the plugin"
-                " also needs S3",
-                [StreamId, Reason]
-            ),
-            exit({stream_s3, durable_end_unknown})
-    end.
+empty_log(#{epoch := 1} = Config) ->
+    %% The first writer that the stream has ever had, unless it was recovered from the bucket.
+    case rabbitmq_stream_s3_host_declare:is_recovered(Config) of
+        true -> durable_end(Config);
+        false -> 0
+    end;
+empty_log(Config) ->
+    durable_end(Config).
 
 -doc """
 A log has been opened in the calling process. The manifest is marked pending here and not by the
@@ -105,6 +84,39 @@ first_offset(State, Local) ->
 -spec first_timestamp(osiris_log:state(), osiris:timestamp()) -> osiris:timestamp().
 first_timestamp(State, Local) ->
     first_of_both(State, Local, first_timestamp).
+
+durable_end(#{name := Name} = Config) ->
+    StreamId = rabbitmq_stream_s3:stream_id(Name),
+    case rabbitmq_stream_s3_manifest_end:find(StreamId) of
+        {ok, 0} ->
+            0;
+        {ok, Offset} ->
+            ok = rabbitmq_stream_s3_counters:add(logs_begun_at_durable_end),
+            ?LOG_WARNING(
+                "stream_s3: ~ts: the local log is empty (~ts), and what is"
+                " below offset ~b is durable in S3: the log continues there, and S3 serves what is below."
+                " What was not uploaded yet is lost, and so are the stored consumer offsets",
+                [StreamId, why_empty(Config), Offset]
+            ),
+            Offset;
+        none ->
+            0;
+        {error, Reason} ->
+            ?LOG_ERROR(
+                "stream_s3: ~ts: the local log is empty, and the plugin cannot determine whether S3 has"
+                " the stream (~0p). The writer does not start; RabbitMQ tries again. It needs a quorum"
+                " of the metadata store. A stream whose last writer ran an earlier version of the plugin"
+                " also needs S3",
+                [StreamId, Reason]
+            ),
+            exit({stream_s3, durable_end_unknown})
+    end.
+
+why_empty(Config) ->
+    case rabbitmq_stream_s3_host_declare:is_recovered(Config) of
+        true -> "the stream was recovered from the bucket";
+        false -> "a disk was lost or replaced"
+    end.
 
 %% Osiris says one less, and does not correct it when the first chunk comes: a reader would take that
 %% offset for one that the local log has.

@@ -19,6 +19,11 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
     delete_objects/4
 ]).
 -export([
+    recovery_streams/4,
+    recovery_inspect/5,
+    recovery_adopt/4
+]).
+-export([
     upload_open/4,
     upload_event/2,
     upload_status/1,
@@ -41,7 +46,7 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
     chunk_entries/5
 ]).
 
--export_type([engine/0, upload/0, reader/0, stream_id/0, push/0, edit_from/0, data/0]).
+-export_type([engine/0, upload/0, reader/0, stream_id/0, push/0, edit_from/0, data/0, found/0]).
 
 -nifs([
     interface_version/0,
@@ -52,6 +57,9 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
     engine_set_rate/3,
     list_objects/5,
     delete_objects/4,
+    recovery_streams/4,
+    recovery_inspect/5,
+    recovery_adopt/4,
     upload_open/4,
     upload_event/2,
     upload_status/1,
@@ -78,6 +86,29 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
 -type stream_id() :: binary().
 -type offset() :: non_neg_integer().
 -type text() :: binary().
+-type found() :: #{
+    stream_id := stream_id(),
+    vhost := binary() | undefined,
+    queue := binary() | undefined,
+    arguments := binary() | undefined,
+    cluster := binary() | undefined,
+    root := {Epoch :: non_neg_integer(), Uid :: non_neg_integer()} | rebuilt,
+    modified_ms := integer() | undefined,
+    recoveries := non_neg_integer(),
+    first_offset := non_neg_integer(),
+    next_offset := non_neg_integer(),
+    total_size := non_neg_integer(),
+    passed_over := [{Key :: binary(), Reason :: text()}],
+    lost_up_to := non_neg_integer() | undefined,
+    objects := objects() | undefined
+}.
+-type objects() :: #{
+    named := non_neg_integer(),
+    affected_count := non_neg_integer(),
+    affected := [{Key :: binary(), non_neg_integer(), non_neg_integer(), Reason :: text()}],
+    unnamed := non_neg_integer(),
+    unnamed_bytes := non_neg_integer()
+}.
 %% In parts that are one after the other if it was fetched in more than one block.
 -type data() :: binary() | [binary()].
 -type spec() ::
@@ -199,6 +230,21 @@ list_objects(_Engine, _Pid, _Ref, _StreamId, _Token) ->
 -spec delete_objects(engine(), pid(), reference(), [binary()]) ->
     ok | {error, closed} | bug().
 delete_objects(_Engine, _Pid, _Ref, _Keys) ->
+    erlang:nif_error(not_loaded).
+
+-spec recovery_streams(engine(), pid(), reference(), start | binary()) ->
+    ok | {error, closed} | bug().
+recovery_streams(_Engine, _Pid, _Ref, _Token) ->
+    erlang:nif_error(not_loaded).
+
+-spec recovery_inspect(engine(), pid(), reference(), stream_id(), root | objects) ->
+    ok | {error, closed} | bug().
+recovery_inspect(_Engine, _Pid, _Ref, _StreamId, _Depth) ->
+    erlang:nif_error(not_loaded).
+
+-spec recovery_adopt(engine(), pid(), reference(), #{atom() => binary() | undefined}) ->
+    ok | {error, closed} | bug().
+recovery_adopt(_Engine, _Pid, _Ref, _About) ->
     erlang:nif_error(not_loaded).
 
 -spec upload_open(engine(), pid(), reference(), map()) ->

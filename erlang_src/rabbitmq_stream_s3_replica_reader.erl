@@ -265,7 +265,8 @@ open_native(Ref, #state{stream_id = StreamId, info = #{dir := Dir, epoch := Epoc
                 directory => rabbitmq_stream_s3:utf8(Dir),
                 epoch => Epoch,
                 queue => Queue,
-                vhost => VHost
+                vhost => VHost,
+                arguments => arguments(Info)
             });
         undefined ->
             {error, closed}
@@ -278,6 +279,16 @@ publish(#state{stream_id = StreamId, stream = Stream, info = Info, writer = Writ
 
 queue(#{reference := #resource{virtual_host = VHost, name = Name}}) -> {VHost, Name};
 queue(#{stream_id := StreamId}) -> {<<>>, StreamId}.
+
+arguments(#{reference := #resource{kind = queue} = QName}) ->
+    case rabbit_amqqueue:lookup(QName) of
+        {ok, Queue} ->
+            rabbitmq_stream_s3_host_declare:encode_arguments(amqqueue:get_arguments(Queue));
+        {error, not_found} ->
+            <<>>
+    end;
+arguments(_NotOfRabbit) ->
+    <<>>.
 
 handle_push(read_pointer, #state{stream_id = StreamId} = State) ->
     {noreply, start_task(pointer, fun() -> read_pointer(StreamId) end, State)};

@@ -54,6 +54,7 @@ children(active) ->
         worker(rabbitmq_stream_s3_reaper),
         worker(rabbitmq_stream_s3_lister),
         worker(rabbitmq_stream_s3_governor),
+        worker(rabbitmq_stream_s3_recovery),
         #{
             id => rabbitmq_stream_s3_replica_reader_sup,
             start => {rabbitmq_stream_s3_replica_reader_sup, start_link, []},

@@ -15,6 +15,8 @@
     wrong_arguments_are_refused_with_the_usage/1,
     the_preview_names_what_disabling_hides/1,
     another_host_is_checked_before_an_upgrade/1,
+    a_recovery_shows_what_the_bucket_has/1,
+    a_recovery_is_refused_on_an_inert_node/1,
     no_secret_is_shown/1
 ]).
 
@@ -24,6 +26,7 @@
 -define(SECRET, "a-secret-that-is-shown-nowhere").
 %% Of sysexits.h, which RabbitMQ's tools use.
 -define(USAGE, 64).
+-define(DATA, 65).
 -define(UNAVAILABLE, 69).
 
 suite() ->
@@ -40,6 +43,8 @@ all() ->
         wrong_arguments_are_refused_with_the_usage,
         the_preview_names_what_disabling_hides,
         another_host_is_checked_before_an_upgrade,
+        a_recovery_shows_what_the_bucket_has,
+        a_recovery_is_refused_on_an_inert_node,
         no_secret_is_shown
     ].
 
@@ -70,7 +75,12 @@ the_commands_are_in_the_help(Config) ->
     [{0, Help}] = streams(Config, [["help"]]),
     [
         has(Help, Command)
-     || Command <- ["stream_s3_status", "stream_s3_disable_preview", "stream_s3_check_host"]
+     || Command <- [
+            "stream_s3_status",
+            "stream_s3_disable_preview",
+            "stream_s3_check_host",
+            "stream_s3_recover"
+        ]
     ].
 
 status_of_the_node(Config) ->
@@ -200,10 +210,17 @@ wrong_arguments_are_refused_with_the_usage(Config) ->
         ["stream_s3_status", "one", "two"],
         ["stream_s3_disable_preview", "one"],
         ["stream_s3_check_host"],
+        ["stream_s3_recover"],
         ["stream_s3_status", "--no-such-option"]
     ]),
     [?assertMatch({?USAGE, _}, Result) || Result <- Results],
-    [has(Output, "stream_s3_") || {_, Output} <- Results].
+    [has(Output, "stream_s3_") || {_, Output} <- Results],
+    [{?DATA, What}, {?DATA, As}] = streams(Config, [
+        ["stream_s3_recover", "everything"],
+        ["stream_s3_recover", "run", "--as", "alone"]
+    ]),
+    has(What, "one of list, plan, run, status"),
+    has(As, "--as needs --queue or --stream-id").
 
 the_preview_names_what_disabling_hides(Config) ->
     Floor = proplists:get_value(floor, Config),
@@ -243,6 +260,22 @@ another_host_is_checked_before_an_upgrade(Config) ->
     ?assertMatch({?UNAVAILABLE, _}, Unreadable),
     has(element(2, Unreadable), "debug_info_unreadable"),
     ?assertMatch({?UNAVAILABLE, _}, Nowhere).
+
+a_recovery_shows_what_the_bucket_has(Config) ->
+    Command = fun(Words) -> hd(streams(Config, [["stream_s3_recover" | Words]])) end,
+    {0, None} = Command(["status"]),
+    has(None, "0 streams"),
+    {0, Text} = Command(["list", "--queue", ?STREAM]),
+    {0, Json} = Command(["list", "--queue", ?STREAM, "--formatter", "json"]),
+    {0, Last} = Command(["status"]),
+    [has(T, "shown in /: in use, offsets [0, 400)") || T <- [Text, Last]],
+    ?assertMatch(
+        [#{~"queue" := ~"shown", ~"verdict" := ~"in_use", ~"next_offset" := 400}], decode(Json)
+    ).
+
+a_recovery_is_refused_on_an_inert_node(Config) ->
+    [{?UNAVAILABLE, Text}] = run(proplists:get_value(inert, Config), [["stream_s3_recover", "run"]]),
+    has(Text, "The plugin is not active on this node: see stream_s3_status").
 
 no_secret_is_shown(Config) ->
     #{secret_key := Secret} = proplists:get_value(s3, Config),

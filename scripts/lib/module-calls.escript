@@ -14,10 +14,11 @@ floors() ->
         {"application", ["app", "sup", "status", "status_", "prometheus", "prometheus_", "command_"]},
         {"processes", [
             "hooks", "reconciler", "replica_reader", "replica_reader_sup", "stream_sup", "replica_lag",
-            "manifest_replica", "membership_reconciliation", "lister", "reaper", "governor", "api_aws"
+            "manifest_replica", "membership_reconciliation", "lister", "reaper", "governor", "api_aws",
+            "recovery", "recovery_job", "recovery_queue", "recovery_native"
         ]},
         {"reading", ["log_reader", "reader_"]},
-        {"manifests", ["manifest_", "membership", "membership_policy"]},
+        {"manifests", ["manifest_", "membership", "membership_policy", "recovery_plan"]},
         {"host", ["host_", "db", "db_"]},
         {"ground", ["", "nif", "native_log", "config", "settings", "counters", "registry", "peers"]}
     ].

@@ -14,6 +14,7 @@ lost_log_test_() ->
         {"a log with a chunk is left alone", fun not_empty/0},
         {"a stream that has persisted nothing begins at 0", fun nothing_durable/0},
         {"the first writer of a stream asks nobody", fun first_writer/0},
+        {"the first writer of a recovered stream begins at the durable end", fun recovered/0},
         {"the log of a replica is not begun", fun acceptor/0},
         {timeout, 30, {"a writer that cannot know ends", fun unknown/0}},
         {"a detached plugin is stock", fun detached/0},
@@ -42,14 +43,14 @@ durable(#{} = Config, Next) ->
 files(#{dir := Dir}) ->
     lists:sort([filename:basename(F) || F <- filelib:wildcard(filename:join(Dir, "*"))]).
 
-begun_at_40(#{shared := Shared} = Config, Log) ->
+begun_at_40(#{shared := Shared, epoch := Epoch} = Config, Log) ->
     ?assertEqual(
         ["00000000000000000040.index", "00000000000000000040.segment"], files(Config)
     ),
-    ?assertMatch({41, {2, 40, _}}, osiris_log:tail_info(Log)),
+    ?assertMatch({41, {Epoch, 40, _}}, osiris_log:tail_info(Log)),
     ?assertEqual(40, osiris_log_shared:first_chunk_id(Shared)),
     ?assertEqual(40, osiris_log_shared:last_chunk_id(Shared)),
-    ?assertEqual({{40, 40}, [{2, 40}]}, osiris_log:overview(maps:get(dir, Config))),
+    ?assertEqual({{40, 40}, [{Epoch, 40}]}, osiris_log:overview(maps:get(dir, Config))),
     %% As if nothing had ever been tracked.
     ?assertEqual(
         #{offsets => #{}, sequences => #{}, timestamps => #{}},
@@ -66,7 +67,7 @@ empty_segment() ->
     ok = osiris_log:close(osiris_log:init(Config#{readers_counter_fun => fun(_) -> ok end})),
     ?assertMatch(["00000000000000000000.index" | _], files(Config)),
     ok = durable(Config, 40),
-    begun_at_40(Config, osiris_log:init(Config#{epoch := 2})).
+    begun_at_40(Config#{epoch := 2}, osiris_log:init(Config#{epoch := 2})).
 
 goes_on() ->
     #{dir := Dir, name := Name, shared := Shared} = Config = config(2),
@@ -125,6 +126,13 @@ first_writer() ->
     ok = durable(Config, 40),
     ?assertEqual({0, empty}, osiris_log:tail_info(osiris_log:init(Config))),
     ?assertEqual(0, ?DOUBLE:quorum_reads(id(Config))).
+
+%% The epoch is 1 as for any new stream: who declared it said that it has a history.
+recovered() ->
+    Config = (config(1))#{rabbitmq_stream_s3_recovered => true},
+    ok = durable(Config, 40),
+    begun_at_40(Config, osiris_log:init(Config)),
+    ?assertEqual(1, ?DOUBLE:quorum_reads(id(Config))).
 
 acceptor() ->
     Config = config(2),

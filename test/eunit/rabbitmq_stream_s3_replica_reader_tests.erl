@@ -133,6 +133,7 @@ start_reader(Writer, #{shared := Shared} = Info) ->
                     #{
                         stream_id => ?ID,
                         directory => <<"/nowhere">>,
+                        arguments => <<>>,
                         epoch => 3,
                         queue => <<"q">>,
                         vhost => <<"/">>

@@ -1,6 +1,6 @@
 //! The root that a recovered stream begins with: the same history, under names that a first writer may follow.
 //!
-//! A stream that is declared anew counts its epochs from 1, and a writer stops when the pointer has a later epoch than its own. So the
+//! A stream that is declared again counts its epochs from 1, and a writer stops when the pointer has a later epoch than its own. So the
 //! root is written once more, for epoch 0, and says that the stream was recovered one more time.
 
 use bytes::Bytes;

@@ -28,7 +28,7 @@ pub(crate) use adopt::adopt;
 pub use objects::{Affected, Objects};
 
 /// A stream has two or three roots, and one more for each writer that ended at a bad moment. Only so many, the last that were
-/// stored, are looked at.
+/// stored, are read.
 const ROOTS_MAX: usize = 64;
 /// More keys than this of one stream's roots are not listed.
 const ROOT_KEYS_MAX: usize = 100_000;
@@ -38,7 +38,7 @@ const ROOT_KEYS_MAX: usize = 100_000;
 pub struct Found {
     /// What its root says about it.
     pub about: AboutStream,
-    /// The root that a recovery would use; `None`: the manifest is made anew from the fragments.
+    /// The root that a recovery would use; `None`: the manifest is made from the fragments.
     pub root: Option<RootName>,
     /// When that root was stored, by the store's clock.
     pub modified_ms: Option<i64>,
@@ -58,7 +58,7 @@ pub struct Found {
     pub objects: Option<Objects>,
 }
 
-/// How much is looked at.
+/// How much is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// The root.

@@ -62,7 +62,7 @@ struct Named {
     is_listed: bool,
 }
 
-/// What can be told of one key apart from its stream.
+/// What one key says.
 type Name = (u8, u64, u32);
 
 /// Compares.

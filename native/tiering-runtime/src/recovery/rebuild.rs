@@ -1,4 +1,4 @@
-//! A manifest made anew from the fragments, for a stream of which no root can be read.
+//! A manifest made from the fragments, for a stream of which no root can be read.
 //!
 //! Each fragment says where it begins and ends (key and metadata), and its last index record says when it ends. A manifest has no
 //! holes, so what is found is the run of fragments that ends last; the ones before a hole are not in it, and stay in the bucket.
