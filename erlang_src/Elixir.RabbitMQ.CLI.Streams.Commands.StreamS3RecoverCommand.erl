@@ -141,8 +141,9 @@ call(Node, Function, Args) ->
 progress(#{step := Step, done := Done, total := Total}) ->
     io_lib:format("~ts: ~b of ~b~n", [Step, Done, Total]).
 
-%% Not where the answer is read.
+%% Not where the answer is read; a script follows the job with `status`.
 tell(_Line, #{quiet := true}) -> ok;
+tell(_Line, #{formatter := <<"json">>}) -> ok;
 tell(Line, _Options) -> io:put_chars(standard_error, Line).
 
 failure({error, busy}) ->
