@@ -171,6 +171,7 @@ stream_sections() ->
             {<<"Total size">>, manifest_total_size},
             {<<"Fragments">>, manifest_fragments},
             {<<"Revision">>, revision},
+            {<<"Objects that wait for their deletion">>, deletions_waiting},
             {<<"Root that names history which was given up">>, abandoned_root}
         ]},
         {<<"Upload pipeline">>, [

@@ -219,6 +219,7 @@ native_gauges() ->
         clock_skew_ms,
         clock_in_doubt,
         control_requests_waiting,
+        deletions_waiting,
         transfers_in_flight,
         transfers_pending,
         streams_open,

@@ -41,6 +41,7 @@ rustler::atoms! {
     debug,
     default,
     deleted,
+    deletions_waiting,
     directory,
     done,
     draining,

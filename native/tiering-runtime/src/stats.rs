@@ -103,6 +103,8 @@ stats! {
     sent_bytes,
     /// Objects deleted.
     objects_deleted,
+    /// Objects of open streams that wait for their deletion (gauge).
+    deletions_waiting,
     /// Objects that a DeleteObjects could not delete.
     objects_delete_failed,
     /// Requests tried again by the retrying wrapper.

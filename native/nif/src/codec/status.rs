@@ -94,6 +94,10 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &UploadStatus) -> NifResult<T
             machine.stalled_offset.unwrap_or(0).encode(env),
         ),
         (atoms::problem(), problem),
+        (
+            atoms::deletions_waiting(),
+            status.deletions_waiting.encode(env),
+        ),
         (atoms::abandoned_root(), abandoned_root),
         (atoms::counters(), counters(env, status.counters.named())?),
     ];

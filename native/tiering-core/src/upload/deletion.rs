@@ -24,7 +24,8 @@ impl UploadMachine {
 
     /// Whether what is persisted, what will be, or what is complete and waits for its turn has this very key. What is in groups
     /// that were found when resolving need not be looked into: garbage that they may name has been given up then.
-    fn is_named(&self, object: &StoredObject) -> bool {
+    #[must_use]
+    pub fn is_named(&self, object: &StoredObject) -> bool {
         let pending = self.persist.pending();
         match *object {
             StoredObject::Root { epoch, uid } => {

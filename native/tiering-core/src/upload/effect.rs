@@ -221,7 +221,7 @@ pub enum Recovery {
 /// What keeps the stream from being tiered right now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Stable name: `manifest`, `scan`, `transfer`, `persist`, `group`, `anchor`, `metadata`, `lost_log`.
+    /// Stable name, of the machine: `manifest`, `scan`, `transfer`, `persist`, `group`, `anchor`, `metadata`, `lost_log`. The driver adds `delete`.
     pub kind: &'static str,
     /// For people.
     pub text: String,

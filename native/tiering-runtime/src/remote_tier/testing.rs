@@ -297,6 +297,8 @@ enum Harm {
     Panic,
     /// The answer has one bit flipped.
     FlipBit,
+    /// Deletions: the first key is refused within an answer that is a success.
+    RefuseFirst,
     /// Streamed ranges: the answer breaks off after so many bytes.
     BreakOff(usize),
 }
@@ -324,6 +326,12 @@ impl Fault {
     #[must_use]
     pub fn fail(operation: Operation, kind: StoreErrorKind) -> Self {
         Self::new(operation, Harm::Fail(kind))
+    }
+
+    /// The first key of a deletion is refused within an answer that is a success.
+    #[must_use]
+    pub fn refuse_first() -> Self {
+        Self::new(Operation::Delete, Harm::RefuseFirst)
     }
 
     /// The request is carried out but its answer is lost.
@@ -446,7 +454,9 @@ async fn harmed<T>(
         #[allow(clippy::panic)]
         Some(Harm::Panic) => panic!("injected"),
         Some(Harm::FlipBit) => request.await.map(flip),
-        Some(Harm::BreakOff(_)) => failure(StoreErrorKind::Connection, "injected, broken off"),
+        Some(Harm::RefuseFirst | Harm::BreakOff(_)) => {
+            failure(StoreErrorKind::Connection, "injected, broken off")
+        }
     }
 }
 
@@ -555,8 +565,15 @@ impl RemoteTier for Faulty {
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
         let key = keys.first().cloned().unwrap_or_default();
-        self.pass(Operation::Delete, key, self.inner.delete(keys), |outcome| {
-            outcome
+        Box::pin(async move {
+            match (self.next_harm(Operation::Delete, &key), keys) {
+                (Some(Harm::RefuseFirst), [refused, rest @ ..]) => {
+                    let mut outcome = self.inner.delete(rest).await?;
+                    (outcome.failed).push((refused.clone(), "AccessDenied: injected".to_owned()));
+                    Ok(outcome)
+                }
+                (harm, _) => harmed(harm, self.inner.delete(keys), |outcome| outcome).await,
+            }
         })
     }
 

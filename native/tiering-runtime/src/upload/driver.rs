@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tiering_core::upload::{Activity, Event, Settings, UploadMachine};
+use tiering_core::upload::{Activity, Event, Problem, Settings, UploadMachine};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
@@ -20,11 +20,14 @@ use crate::settings::Config;
 use crate::shared::Shared;
 
 mod abandoned;
+mod deletions;
 mod effects;
 mod publish;
 mod tasks;
 
 use abandoned::RootName;
+pub(super) use deletions::Deleted;
+use deletions::Deletions;
 use tasks::{Done, Task};
 
 /// The shell's own time limit for the metadata store is 30 s; its answer should be the one that counts.
@@ -75,6 +78,8 @@ pub(super) struct Driver {
     pointer: Question,
     anchor: Question,
     commit: Question,
+    deletions: Deletions,
+    machine_problem: Option<Problem>,
     reported_problem: Option<&'static str>,
     /// How often the stream was recovered from the bucket, as its root says.
     recoveries: u64,
@@ -95,6 +100,7 @@ impl Driver {
         let status = UploadStatus {
             machine: machine.status(),
             counters: machine.counters(),
+            deletions_waiting: 0,
             abandoned_root: None,
         };
         let status = Arc::new(Mutex::new(status));
@@ -104,6 +110,7 @@ impl Driver {
             machine,
             workshop: Workshop {
                 shared,
+                series: Arc::default(),
                 directory: Arc::from(stream.directory.as_path()),
                 stream: Arc::new(stream),
             },
@@ -116,6 +123,8 @@ impl Driver {
             pointer: Question::default(),
             anchor: Question::default(),
             commit: Question::default(),
+            deletions: Deletions::default(),
+            machine_problem: None,
             reported_problem: None,
             recoveries: 0,
             abandoned: None,
@@ -167,7 +176,10 @@ impl Driver {
         let questions = [&self.pointer, &self.anchor, &self.commit]
             .into_iter()
             .filter_map(Question::poll_timeout);
-        questions.chain(self.machine.poll_timeout()).min()
+        questions
+            .chain(self.machine.poll_timeout())
+            .chain(self.deletions.poll_timeout())
+            .min()
     }
 
     fn time_passed(&mut self) -> Event {
@@ -177,6 +189,7 @@ impl Driver {
                 self.sink.push(push);
             }
         }
+        self.delete_next();
         Event::Tick
     }
 
@@ -235,7 +248,15 @@ impl Driver {
                 self.scanner = Some(scanner);
                 Some(event)
             }
-            Ok((_, Done::Nothing)) => None,
+            Ok((_, Done::Stored(event, superseded))) => {
+                self.delete(superseded);
+                Some(event)
+            }
+            Ok((_, Done::Deleted(deleted))) => {
+                self.deletion_ended(deleted);
+                // The status says it.
+                Some(Event::Tick)
+            }
             Err(error) => {
                 if error.is_panic() {
                     self.workshop.shared.stats.tasks_lost.increment();
@@ -243,20 +264,30 @@ impl Driver {
                         "a task of the native side died, which is a bug: its work is tried again"
                     );
                 }
-                task?.lost(if error.is_panic() {
+                let text = if error.is_panic() {
                     "the task died"
                 } else {
                     "the task was cancelled"
-                })
+                };
+                if task == Some(Task::Delete) {
+                    self.deletion_lost(text);
+                }
+                task?.lost(text)
             }
         }
     }
 
     fn run_effects(&mut self) {
         // The status first: who acts on a push may look at it.
+        let mut machine = self.machine.status();
+        machine.problem = machine.problem.or_else(|| self.deletions.problem());
+        let mut counters = self.machine.counters();
+        self.deletions.count(&mut counters);
+        self.deletions.show(&self.workshop.shared.stats);
         let status = UploadStatus {
-            machine: self.machine.status(),
-            counters: self.machine.counters(),
+            machine,
+            counters,
+            deletions_waiting: self.deletions.waiting(),
             abandoned_root: self.abandoned.as_ref().map(|(_, key)| Arc::clone(key)),
         };
         self.share
@@ -275,6 +306,7 @@ impl Drop for Driver {
         } = &*self.workshop.shared;
         stats.streams_open.subtract(1);
         self.share.withdraw(stats);
+        self.deletions.withdraw(stats);
         manifests.give_back(&self.workshop.stream.stream_id);
         if std::thread::panicking() {
             self.sink.push(UploadPush::Stopped(Stopped::Bug));

@@ -6,6 +6,7 @@
 mod driver;
 mod handle;
 mod questions;
+mod series;
 mod sums;
 mod work;
 
@@ -134,6 +135,8 @@ pub struct UploadStatus {
     pub machine: Status,
     /// What has happened since it was made.
     pub counters: Counters,
+    /// Objects that nothing names any more and that are still there.
+    pub deletions_waiting: usize,
     /// Key of a root that names history which was given up.
     pub abandoned_root: Option<std::sync::Arc<str>>,
 }

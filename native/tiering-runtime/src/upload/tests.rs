@@ -12,6 +12,7 @@ use crate::remote_tier::StoreErrorKind;
 use crate::remote_tier::testing::{Fault, Operation};
 
 mod follower;
+mod garbage;
 mod world;
 
 use follower::Follower;

@@ -2,6 +2,7 @@
 //!
 //! Owns keys, bodies, deadlines and the folding of store errors into what they mean to the machine. Does not own tasks.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +13,13 @@ use tiering_core::fragment_assembly::FragmentPlan;
 use tiering_core::upload::{Failure, Pointer, StoredObject};
 
 use super::UploadConfig;
+use super::driver::Deleted;
+use super::series::{Attempt, Identity, Place, Series};
 use crate::clock::random_uid;
 use crate::local_log::FragmentBody;
 use crate::manifests::{RootReadError, fetch_root};
 use crate::object_metadata::{self, AboutStream, RootHistory};
-use crate::remote_tier::{KEYS_MAX, PutBody, PutRequest, StoreError, StoreErrorKind, failure};
+use crate::remote_tier::{PutBody, PutRequest, StoreError, StoreErrorKind, failure};
 use crate::shared::Shared;
 
 /// Ours have at most 1,024 entries; another program's threshold may be larger.
@@ -26,13 +29,31 @@ const GROUP_BYTES_MAX: u64 = 16 << 20;
 #[derive(Clone)]
 pub(super) struct Workshop {
     pub(super) shared: Arc<Shared>,
+    pub(super) series: Arc<Series>,
     pub(super) stream: Arc<UploadConfig>,
     pub(super) directory: Arc<Path>,
 }
 
+/// An object that was stored.
+pub(super) struct Stored {
+    /// The random part of its key.
+    pub(super) uid: u32,
+    /// What earlier attempts may have left.
+    pub(super) superseded: Vec<StoredObject>,
+}
+
 impl Workshop {
-    /// Sends a fragment once it is admitted; the answer is the random part of its key.
-    pub(super) async fn transfer(self, plan: Arc<FragmentPlan>) -> Result<u32, Failure> {
+    fn attempt(&self, place: Place, crc32: u32, len_bytes: u64) -> Attempt {
+        let identity = Identity {
+            place,
+            crc32,
+            len_bytes,
+        };
+        self.series.attempt(identity, random_uid())
+    }
+
+    /// Sends a fragment once it is admitted.
+    pub(super) async fn transfer(self, plan: Arc<FragmentPlan>) -> Result<Stored, Failure> {
         let Shared {
             governor,
             stats,
@@ -44,13 +65,17 @@ impl Workshop {
         } = &*self.shared;
         let len_bytes = plan.object_bytes();
         let _permit = governor.admit(len_bytes).await;
-        let uid = random_uid();
+        let attempt = self.attempt(
+            Place::Fragment(plan.first_offset),
+            plan.object_crc(),
+            len_bytes,
+        );
         let body = FragmentBody::new(
             Arc::clone(&self.directory),
             Arc::clone(&plan),
             Arc::clone(buffers),
         );
-        let key = keys.fragment(&self.stream.stream_id, plan.first_offset, uid);
+        let key = keys.fragment(&self.stream.stream_id, plan.first_offset, attempt.uid());
         let request = PutRequest {
             key: key.clone(),
             body: PutBody::Source(Arc::new(body)),
@@ -70,7 +95,7 @@ impl Workshop {
                 stats.fragment_bytes_uploaded.add(len_bytes);
                 let index_start = log_format::fragment::HEADER_BYTES as u64 + plan.size_bytes;
                 (self.shared.read_cache).remember_index(&key, index_start, &plan.index);
-                Ok(uid)
+                Ok(Stored::by(attempt))
             }
             Err(error) => {
                 stats.fragment_upload_failures.increment();
@@ -91,25 +116,26 @@ impl Workshop {
             })
     }
 
-    /// Stores a root; the answer is the random part of its key.
+    /// Stores a root.
     pub(super) async fn put_root(
         self,
         root: Arc<Root>,
         history: RootHistory,
-    ) -> Result<u32, Failure> {
-        let uid = random_uid();
+    ) -> Result<Stored, Failure> {
         let about = AboutStream::of_upload(&self.stream, &self.shared.config.cluster);
         let bytes = bytes::Bytes::from(root.encode());
+        let crc32 = crc::crc32(&bytes);
+        let attempt = self.attempt(Place::Root(history.epoch), crc32, bytes.len() as u64);
         let request = PutRequest {
-            key: (self.shared.keys).root(&self.stream.stream_id, history.epoch, uid),
-            crc32: crc::crc32(&bytes),
+            key: (self.shared.keys).root(&self.stream.stream_id, history.epoch, attempt.uid()),
+            crc32,
             body: PutBody::Bytes(bytes),
             metadata: object_metadata::root(&about, root.next_offset, &history),
         };
         match self.shared.tier.put(request).await {
             Ok(()) => {
                 self.shared.stats.roots_uploaded.increment();
-                Ok(uid)
+                Ok(Stored::by(attempt))
             }
             Err(error) => {
                 self.shared.stats.root_upload_failures.increment();
@@ -118,25 +144,27 @@ impl Workshop {
         }
     }
 
-    /// Stores a group; the answer is the random part of its key.
+    /// Stores a group.
     pub(super) async fn put_group(
         self,
         group: Arc<Group>,
         next_offset: u64,
-    ) -> Result<u32, Failure> {
-        let uid = random_uid();
+    ) -> Result<Stored, Failure> {
         let bytes = bytes::Bytes::from(group.encode());
-        let keys = &self.shared.keys;
+        let crc32 = crc::crc32(&bytes);
+        let place = Place::Group(group.kind, group.first_offset);
+        let attempt = self.attempt(place, crc32, bytes.len() as u64);
+        let (stream_id, uid) = (&self.stream.stream_id, attempt.uid());
         let request = PutRequest {
-            key: keys.group(&self.stream.stream_id, group.kind, group.first_offset, uid),
-            crc32: crc::crc32(&bytes),
+            key: (self.shared.keys).group(stream_id, group.kind, group.first_offset, uid),
+            crc32,
             body: PutBody::Bytes(bytes),
             metadata: object_metadata::group(&self.stream, &group, next_offset),
         };
         match self.shared.tier.put(request).await {
             Ok(()) => {
                 self.shared.stats.groups_uploaded.increment();
-                Ok(uid)
+                Ok(Stored::by(attempt))
             }
             Err(error) => {
                 self.shared.stats.group_upload_failures.increment();
@@ -163,36 +191,56 @@ impl Workshop {
         Group::decode(kind, &bytes).map_err(|error| Failure::Corrupt(format!("{key}: {error}")))
     }
 
-    /// Deletes objects that nobody names any more. What cannot be deleted is counted and left to garbage collection.
-    pub(super) async fn delete(self, objects: Vec<StoredObject>) {
-        let keys: Vec<String> = objects
+    /// Deletes objects that nobody names any more, at most [`KEYS_MAX`]. The answer says what is still there.
+    pub(super) async fn delete(self, objects: Vec<StoredObject>) -> Deleted {
+        let by_key: HashMap<String, StoredObject> = objects
             .iter()
-            .map(|object| match *object {
-                StoredObject::Fragment { first_offset, uid } => {
-                    self.shared
-                        .keys
-                        .fragment(&self.stream.stream_id, first_offset, uid)
-                }
-                StoredObject::Group {
-                    kind,
-                    first_offset,
-                    uid,
-                } => self
-                    .shared
-                    .keys
-                    .group(&self.stream.stream_id, kind, first_offset, uid),
-                StoredObject::Root { epoch, uid } => {
-                    self.shared.keys.root(&self.stream.stream_id, epoch, uid)
-                }
-            })
+            .map(|object| (self.key(*object), *object))
             .collect();
-        for page in keys.chunks(KEYS_MAX) {
-            if self.shared.retrying.delete(page).await.is_err() {
-                self.shared
-                    .stats
-                    .objects_delete_failed
-                    .add(page.len() as u64);
+        let keys: Vec<String> = by_key.keys().cloned().collect();
+        match self.shared.retrying.delete(&keys).await {
+            Ok(outcome) => Deleted {
+                reason: outcome
+                    .failed
+                    .first()
+                    .map(|(key, reason)| format!("{key}: {reason}")),
+                left: outcome
+                    .failed
+                    .iter()
+                    .filter_map(|(key, _)| by_key.get(key).copied())
+                    .collect(),
+            },
+            Err(error) => {
+                (self.shared.stats.objects_delete_failed).add(objects.len() as u64);
+                Deleted {
+                    left: objects,
+                    reason: Some(error.to_string()),
+                }
             }
+        }
+    }
+
+    fn key(&self, object: StoredObject) -> String {
+        let (keys, stream_id) = (&self.shared.keys, &self.stream.stream_id);
+        match object {
+            StoredObject::Fragment { first_offset, uid } => {
+                keys.fragment(stream_id, first_offset, uid)
+            }
+            StoredObject::Group {
+                kind,
+                first_offset,
+                uid,
+            } => keys.group(stream_id, kind, first_offset, uid),
+            StoredObject::Root { epoch, uid } => keys.root(stream_id, epoch, uid),
+        }
+    }
+}
+
+impl Stored {
+    fn by(attempt: Attempt) -> Self {
+        Self {
+            uid: attempt.uid(),
+            superseded: attempt.stored(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tiering_core::fragment_assembly::FragmentPlan;
-use tiering_core::upload::{Effect, Event, Failure, Pointer, StopReason, StoredObject};
+use tiering_core::upload::{Effect, Event, Failure, Pointer, StopReason};
 
 use tracing::Instrument;
 
@@ -13,6 +13,7 @@ use crate::local_log::{ScanRequest, Scanner};
 use crate::object_metadata::RootHistory;
 use crate::shared::Shared;
 use crate::upload::questions::Question;
+use crate::upload::work::Stored;
 use crate::upload::{Stopped, UploadPush};
 
 impl Driver {
@@ -64,7 +65,7 @@ impl Driver {
                     abandoned: self.abandoned.as_ref().map(|(name, _)| *name),
                 };
                 let work = self.workshop.clone().put_root(root, history);
-                self.answer_with(Task::PutRoot { generation }, work, move |outcome| {
+                self.put(Task::PutRoot { generation }, work, move |outcome| {
                     Event::RootPut {
                         generation,
                         outcome,
@@ -77,7 +78,7 @@ impl Driver {
                 group,
             } => {
                 let work = self.workshop.clone().put_group(group, next_offset);
-                self.answer_with(Task::PutGroup { generation }, work, move |outcome| {
+                self.put(Task::PutGroup { generation }, work, move |outcome| {
                     Event::GroupPut {
                         generation,
                         outcome,
@@ -183,7 +184,7 @@ impl Driver {
             return;
         }
         let work = self.workshop.clone().transfer(plan);
-        self.answer_with(task, work, move |outcome| Event::TransferDone {
+        self.put(task, work, move |outcome| Event::TransferDone {
             generation,
             transfer,
             outcome,
@@ -198,11 +199,18 @@ impl Driver {
         }
     }
 
-    fn delete(&mut self, objects: Vec<StoredObject>) {
-        let work = self.workshop.clone().delete(objects);
-        self.spawn(Task::Delete, async move {
-            work.await;
-            Done::Nothing
+    /// Runs a PUT; what it ends with becomes one event, and what earlier attempts may have left is deleted.
+    fn put(
+        &mut self,
+        task: Task,
+        work: impl Future<Output = Result<Stored, Failure>> + Send + 'static,
+        answer: impl FnOnce(Result<u32, Failure>) -> Event + Send + 'static,
+    ) {
+        self.spawn(task, async move {
+            match work.await {
+                Ok(Stored { uid, superseded }) => Done::Stored(answer(Ok(uid)), superseded),
+                Err(failure) => Done::Event(answer(Err(failure))),
+            }
         });
     }
 
@@ -223,7 +231,7 @@ impl Driver {
         }
     }
 
-    fn spawn(&mut self, task: Task, work: impl Future<Output = Done> + Send + 'static) {
+    pub(super) fn spawn(&mut self, task: Task, work: impl Future<Output = Done> + Send + 'static) {
         let abort = self.tasks.spawn(work.in_current_span());
         self.running.insert(abort.id(), (task, abort));
     }

@@ -42,11 +42,18 @@ impl Driver {
     }
 
     pub(super) fn report_problem(&mut self, problem: Option<Problem>) {
+        self.machine_problem = problem;
+        self.show_problem();
+    }
+
+    /// Tells the shell what is wrong now: what keeps the stream from being uploaded first, then what cannot be deleted.
+    pub(super) fn show_problem(&mut self) {
+        let problem = (self.machine_problem.clone()).or_else(|| self.deletions.problem());
         let kind = problem.as_ref().map(|problem| problem.kind);
-        if let Some(cleared) = self
-            .reported_problem
-            .filter(|reported| Some(*reported) != kind)
-        {
+        if kind == self.reported_problem {
+            return;
+        }
+        if let Some(cleared) = self.reported_problem {
             self.sink.push(UploadPush::Recovered { kind: cleared });
         }
         self.reported_problem = kind;

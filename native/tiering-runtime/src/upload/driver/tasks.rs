@@ -1,7 +1,8 @@
 //! What a stream's tasks do and what they end with. Every task ends in an event, also one that was cancelled or died.
 
-use tiering_core::upload::{Event, Failure, ScanBatch, ScanEnd};
+use tiering_core::upload::{Event, Failure, ScanBatch, ScanEnd, StoredObject};
 
+use super::deletions::Deleted;
 use crate::local_log::Scanner;
 use crate::object_metadata::RootHistory;
 
@@ -58,7 +59,8 @@ impl Task {
                 generation,
                 outcome: Err(failure),
             },
-            Self::Delete => return None,
+            // What waits is not the machine's.
+            Self::Delete => Event::Tick,
         })
     }
 }
@@ -68,5 +70,6 @@ pub(super) enum Done {
     Event(Event),
     RootRead(Event, RootHistory),
     Scanned(Scanner, Event),
-    Nothing,
+    Stored(Event, Vec<StoredObject>),
+    Deleted(Deleted),
 }
