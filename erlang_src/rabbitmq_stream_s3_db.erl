@@ -28,7 +28,6 @@ What asks a quorum waits for its turn (rabbitmq_stream_s3_db_quorum).
     get/1,
     get_consistent/1,
     durable_end/2,
-    anchor_exists/1,
     gone/1,
     put_anchor/2,
     commit_pointer/6,
@@ -92,16 +91,6 @@ durable_end(StreamId, Timeout) ->
         Other -> Other
     end.
 
--spec anchor_exists(rabbitmq_stream_s3:stream_id()) -> boolean() | {error, reason()}.
-anchor_exists(StreamId) ->
-    Options = #{favor => consistency, timeout => ?CONSISTENT_READ_TIMEOUT_MS},
-    Ask = fun() -> fold(khepri_adv:get(store(), path(StreamId, anchor), Options)) end,
-    case rabbitmq_stream_s3_db_quorum:run(Ask) of
-        {ok, _} -> true;
-        {error, not_found} -> false;
-        {error, Reason} -> {error, Reason}
-    end.
-
 %% A pattern is given where amqqueue expects a queue.
 -dialyzer({nowarn_function, [gone/1, queues_of/1, stream_id/1]}).
 -doc """
@@ -137,11 +126,15 @@ stream_id(Queue) ->
     #{name := Name} = amqqueue:get_type_state(Queue),
     rabbitmq_stream_s3:stream_id(Name).
 
--doc "`not_found`: the queue is gone, or is another stream by now; nothing was written.".
+-doc """
+Makes it durable that there may be objects, in the register too. `not_found`: the queue is gone, or is
+another stream by now.
+""".
 -spec put_anchor(rabbitmq_stream_s3:stream_id(), rabbit_amqqueue:name()) -> ok | {error, reason()}.
 put_anchor(StreamId, QName) ->
     rabbitmq_stream_s3_db_quorum:run(fun() ->
         maybe
+            ok ?= fold_ok(rabbitmq_stream_s3_db_register:put(StreamId)),
             ok ?= put_container(StreamId, QName),
             {ok, _} ?= fold(put(in_container(StreamId, anchor), StreamId, QName)),
             ok
@@ -381,6 +374,9 @@ properties(Path, Answer) ->
         #{Path := Properties} -> Properties;
         Properties -> Properties
     end.
+
+fold_ok(ok) -> ok;
+fold_ok({error, Reason}) -> {error, reason(Reason)}.
 
 fold({ok, Answer}) -> {ok, Answer};
 fold({error, Reason}) -> {error, reason(Reason)}.

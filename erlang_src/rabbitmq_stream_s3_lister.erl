@@ -7,9 +7,9 @@ Owns the queue of streams, oldest first, without duplicates. Before a sweep a qu
 store is asked, for all that have come meanwhile at once: only what has neither a container nor a
 queue there is deleted. What has one is called off, and without an answer nothing happens but asking
 again. A stream is swept twice, the second time after a while: an upload that was under way when the
-queue was deleted may still land. A sweep
-that fails is tried again with growing pauses; the queue is not on disk, so what a restart
-interrupts stays in the bucket, under a prefix without an anchor.
+queue was deleted may still land. It is done when a listing from the front has found nothing. A sweep
+that fails is tried again with growing pauses, for as long as it takes. The queue is not on disk: what
+a restart interrupts is reported again (rabbitmq_stream_s3_deleted_streams).
 """.
 
 -behaviour(gen_server).
@@ -25,6 +25,8 @@ interrupts stays in the bucket, under a prefix without an anchor.
     stream_id :: stream_id(),
     sweep = first :: first | second,
     attempt = 1 :: pos_integer(),
+    %% Objects that this sweep has found.
+    found = 0 :: non_neg_integer(),
     deleted = 0 :: non_neg_integer(),
     failed = 0 :: non_neg_integer()
 }).
@@ -54,7 +56,7 @@ interrupts stays in the bucket, under a prefix without an anchor.
 -define(LIST_TIMEOUT_MS, 120_000).
 -define(RETRY_MIN_MS, 1_000).
 -define(RETRY_MAX_MS, 300_000).
--define(ATTEMPTS_MAX, 20).
+-define(DOUBLINGS_MAX, 20).
 -define(CALL_MS, 5_000).
 
 -spec start_link() -> gen_server:start_ret().
@@ -88,7 +90,7 @@ handle_cast({delete_stream, StreamId}, #state{known = Known} = State) when
 handle_cast({delete_stream, StreamId}, #state{known = Known} = State) ->
     ?LOG_INFO("stream_s3: stream ~ts is reported as deleted", [StreamId], ?DOMAIN),
     Job = #job{stream_id = StreamId},
-    {noreply, doubt(Job, State#state{known = Known#{StreamId => true}})};
+    {noreply, begin_after_grace(Job, State#state{known = Known#{StreamId => true}})};
 handle_cast(_Unknown, State) ->
     {noreply, State}.
 
@@ -103,7 +105,7 @@ handle_info({rabbitmq_stream_s3, Ref, {page, [], Next}}, #state{list_ref = Ref} 
     {noreply, page_done(State#state{next_page = Next})};
 handle_info({rabbitmq_stream_s3, Ref, {page, Keys, Next}}, #state{list_ref = Ref} = State) ->
     Request = rabbitmq_stream_s3_reaper:delete_request(Keys),
-    {noreply, State#state{list_ref = undefined, next_page = Next, request = Request}};
+    {noreply, found(length(Keys), State#state{next_page = Next, request = Request})};
 handle_info({rabbitmq_stream_s3, Ref, {error, Kind, Text}}, #state{list_ref = Ref} = State) ->
     {noreply, failed(Kind, Text, State)};
 handle_info({list_timeout, Ref}, #state{list_ref = Ref} = State) ->
@@ -123,6 +125,19 @@ handle_info(Message, #state{request = Request, job = Job} = State0) ->
         no_reply ->
             {noreply, State0}
     end.
+
+%% Only delays: what is asked before a sweep is asked after it.
+begin_after_grace(Job, State) ->
+    case rabbitmq_stream_s3_config:get(delete_grace_ms) of
+        0 ->
+            doubt(Job, State);
+        GraceMs ->
+            _ = erlang:send_after(GraceMs, self(), {again, Job}),
+            State
+    end.
+
+found(Count, #state{job = #job{found = Found} = Job} = State) ->
+    State#state{list_ref = undefined, job = Job#job{found = Found + Count}}.
 
 doubt(Job, #state{doubtful = Doubtful} = State) ->
     ask_after(?LOOK_MS, State#state{doubtful = [Job | Doubtful]}).
@@ -183,7 +198,7 @@ enqueue(Job, #state{queue = Queue} = State) ->
 
 next(#state{job = none, queue = Queue0} = State) ->
     case queue:out(Queue0) of
-        {{value, Job}, Queue} -> list(start, State#state{job = Job, queue = Queue});
+        {{value, Job}, Queue} -> list(start, State#state{job = Job#job{found = 0}, queue = Queue});
         {empty, _} -> State
     end;
 next(State) ->
@@ -216,28 +231,23 @@ swept(#state{job = #job{sweep = first} = Job} = State) ->
         ?SECOND_SWEEP_MS, self(), {again, Job#job{sweep = second, attempt = 1}}
     ),
     next(State#state{job = none});
+swept(#state{job = #job{found = Found} = Job} = State) when Found > 0 ->
+    _ = erlang:send_after(?LOOK_AGAIN_MS, self(), {again, Job#job{attempt = 1}}),
+    next(State#state{job = none});
 swept(#state{job = #job{stream_id = StreamId, deleted = Deleted}, known = Known} = State) ->
     ok = rabbitmq_stream_s3_counters:add(streams_deleted),
+    %% If this does not come to its end, the stream is swept again, and has nothing.
+    _ = spawn(fun() -> rabbitmq_stream_s3_db_register:remove(StreamId) end),
     ?LOG_INFO("stream_s3: removed ~b objects of stream ~ts", [Deleted, StreamId], ?DOMAIN),
     next(State#state{job = none, known = maps:remove(StreamId, Known)}).
 
-failed(Kind, Text, #state{job = #job{attempt = Attempt, stream_id = StreamId} = Job} = State0) ->
-    State = State0#state{job = none, list_ref = undefined},
-    case Attempt < ?ATTEMPTS_MAX of
-        true ->
-            Pause = min(?RETRY_MAX_MS, ?RETRY_MIN_MS bsl (Attempt - 1)),
-            ?LOG_WARNING(
-                "stream_s3: removing the objects of stream ~ts failed (~ts: ~ts), again in ~b ms",
-                [StreamId, Kind, Text, Pause],
-                ?DOMAIN
-            ),
-            _ = erlang:send_after(Pause, self(), {again, Job#job{attempt = Attempt + 1}}),
-            next(State);
-        false ->
-            ?LOG_ERROR(
-                "stream_s3: giving up on stream ~ts (~ts: ~ts); its objects stay in the bucket",
-                [StreamId, Kind, Text],
-                ?DOMAIN
-            ),
-            next(State#state{known = maps:remove(StreamId, State#state.known)})
-    end.
+failed(Kind, Text, #state{job = #job{attempt = Attempt, stream_id = StreamId} = Job} = State) ->
+    Pause = min(?RETRY_MAX_MS, ?RETRY_MIN_MS bsl min(Attempt - 1, ?DOUBLINGS_MAX)),
+    ?LOG_WARNING(
+        "stream_s3: removing the objects of the deleted stream ~ts failed (~ts: ~ts). They stay in the"
+        " bucket until it works; the next try is in ~b ms",
+        [StreamId, Kind, Text, Pause],
+        ?DOMAIN
+    ),
+    _ = erlang:send_after(Pause, self(), {again, Job#job{attempt = Attempt + 1}}),
+    next(State#state{job = none, list_ref = undefined}).

@@ -5,14 +5,14 @@ plugin started, and, every minute, those whose reader has parked or was lost. Th
 manifests of replicas compared with the metadata store.
 
 In the same rounds, in a task of their own because the metadata store may take its time: registers
-the trigger that tells of deleted streams, until that has worked, and looks whether streams have
-gone without a word. A trigger is lost with the node that it runs on, and not every Khepri can have
-one.
+the trigger that reports deleted streams, until that has worked, and looks for those that were deleted
+without a report (rabbitmq_stream_s3_deleted_streams). A trigger is lost with its node, and not
+every Khepri can have one.
 
-Owns which writer's reader is waited for before the next one may start, and which streams there
-were. Started last, so that what it starts finds its dependencies. In the steady state a round does
-nothing but look. No member is asked anything, since one that hangs would be waited for; what a
-round needs of the metadata store is read in its task.
+Owns which writer's reader is waited for before the next one may start. Started last, so that what it
+starts finds its dependencies. In the steady state a round does nothing but look. No member is asked
+anything, since one that hangs would be waited for; what a round needs of the metadata store is read in
+its task.
 """.
 
 -behaviour(gen_server).
@@ -31,7 +31,6 @@ round needs of the metadata store is read in its task.
 -record(state, {
     %% Monitor of a reader that must end first => the writer that comes after it.
     waiting = #{} :: #{reference() => {pid(), rabbitmq_stream_s3:member_info()}},
-    known = #{} :: #{rabbitmq_stream_s3:stream_id() => []},
     task :: reference() | undefined,
     %% Reads the retention of members that no hook has told of.
     finding :: reference() | undefined,
@@ -95,9 +94,9 @@ handle_info(find_again, State) ->
     {noreply, look_at_all(State#state{find_again = undefined})};
 handle_info({'DOWN', Task, process, _Pid, Reason}, #state{task = Task, trigger = Before} = State) ->
     case Reason of
-        {looked, Trigger, Streams} ->
+        {looked, Trigger} ->
             ok = log_trigger(Trigger, Before),
-            {noreply, State#state{task = undefined, trigger = Trigger, known = Streams}};
+            {noreply, State#state{task = undefined, trigger = Trigger}};
         _Crashed ->
             {noreply, State#state{task = undefined}}
     end;
@@ -155,14 +154,15 @@ look_at_members(Known, State) ->
     find(New, attach_all(Told, State)).
 
 -dialyzer({nowarn_function, look_for_deleted/1}).
-look_for_deleted(#state{task = undefined, known = Known, trigger = Trigger0} = State) ->
+look_for_deleted(#state{task = undefined, trigger = Trigger0} = State) ->
     {_Pid, Task} = spawn_monitor(fun() ->
         Trigger =
             case Trigger0 of
                 ok -> ok;
                 _ -> rabbitmq_stream_s3_db:register_trigger()
             end,
-        exit({looked, Trigger, streams(Known)})
+        ok = rabbitmq_stream_s3_deleted_streams:look(),
+        exit({looked, Trigger})
     end),
     State#state{task = Task};
 look_for_deleted(StillLooking) ->
@@ -185,27 +185,6 @@ log_trigger({error, Reason}, _Before) ->
         [Reason],
         ?DOMAIN
     ).
-
-%% One node of the cluster is enough.
-streams(Known) ->
-    case rabbitmq_stream_s3_db:streams() of
-        {ok, Streams} ->
-            Gone = maps:keys(maps:without(maps:keys(Streams), Known)),
-            case Gone =/= [] andalso lists:min(rabbit_nodes:list_running()) =:= node() of
-                true -> lists:foreach(fun delete_if_gone/1, Gone);
-                false -> ok
-            end,
-            Streams;
-        {error, _} ->
-            Known
-    end.
-
-%% Data is only deleted on the word of a quorum.
-delete_if_gone(StreamId) ->
-    case rabbitmq_stream_s3_db:anchor_exists(StreamId) of
-        false -> rabbitmq_stream_s3_peers:delete_stream(StreamId);
-        _ExistsOrUnknown -> ok
-    end.
 
 %% Roles are known by the supervisor, logs by the table that osiris keeps for readers. A member that
 %% is in one of them only is just starting or ending.

@@ -81,6 +81,7 @@ table() ->
         {read_drain_timeout_ms, shell, {value, 60_000}, {within, 100, 3_600_000}},
         {verify_crc_on_read, verify_crc_on_read, {value, true}, boolean},
         {reconciliation_interval_ms, shell, {value, 60_000}, {within, 1_000, 24 * 3_600_000}},
+        {delete_grace_ms, shell, {value, 0}, {within, 0, 30 * 24 * 3_600_000}},
         {replica_lag_max_bytes, shell, {value, 8_192 * ?MIB}, {off_or_within, ?MIB, 1 bsl 50}},
         {replica_lag_max_age_ms, shell, {value, 600_000},
             {off_or_within, 1_000, 7 * 24 * 3_600_000}},

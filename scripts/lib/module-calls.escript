@@ -15,7 +15,8 @@ floors() ->
         {"processes", [
             "hooks", "reconciler", "replica_reader", "replica_reader_sup", "stream_sup", "replica_lag",
             "manifest_replica", "membership_reconciliation", "lister", "reaper", "governor", "api_aws",
-            "recovery", "recovery_job", "recovery_queue", "recovery_native"
+            "recovery", "recovery_job", "recovery_queue", "recovery_native",
+            "deleted_streams"
         ]},
         {"reading", ["log_reader", "reader_"]},
         {"manifests", ["manifest_", "membership", "membership_policy", "recovery_plan"]},

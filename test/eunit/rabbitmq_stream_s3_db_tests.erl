@@ -77,13 +77,16 @@ queue(Name, StreamId) ->
     ok = khepri:put(?STORE, rabbit_db_queue:khepri_queue_path(<<"/">>, Name), Record),
     QName.
 
+anchored(StreamId) ->
+    khepri:exists(?STORE, [rabbitmq, rabbitmq_stream_s3, StreamId, anchor]).
+
 delete_queue(#resource{virtual_host = VHost, name = Name}) ->
     ok = khepri:delete(?STORE, rabbit_db_queue:khepri_queue_path(VHost, Name)).
 
 unknown() ->
     ?assertEqual(not_found, ?DB:get(<<"unknown">>)),
     ?assertEqual(not_found, ?DB:get_consistent(<<"unknown">>)),
-    ?assertEqual(false, ?DB:anchor_exists(<<"unknown">>)).
+    ?assertEqual(false, anchored(<<"unknown">>)).
 
 no_queue() ->
     QName = #resource{virtual_host = <<"/">>, kind = queue, name = <<"no">>},
@@ -143,7 +146,9 @@ anchor() ->
     QName = queue(<<"anchor">>),
     ?assertEqual(ok, ?DB:put_anchor(<<"anchor">>, QName)),
     ?assertEqual(ok, ?DB:put_anchor(<<"anchor">>, QName)),
-    ?assertEqual(true, ?DB:anchor_exists(<<"anchor">>)),
+    ?assertEqual(true, anchored(<<"anchor">>)),
+    {ok, Registered} = rabbitmq_stream_s3_db_register:list(),
+    ?assertEqual([<<"anchor">>], [Id || Id <- Registered, Id =:= <<"anchor">>]),
     %% It is not a pointer.
     ?assertEqual(not_found, ?DB:get_consistent(<<"anchor">>)).
 
@@ -174,7 +179,14 @@ deleted() ->
     end,
     true = unregister(rabbitmq_stream_s3_lister),
     ?assertEqual(not_found, ?DB:get_consistent(<<"deleted">>)),
-    ?assertEqual(false, ?DB:anchor_exists(<<"deleted">>)).
+    ?assertEqual(false, anchored(<<"deleted">>)),
+    %% Until its objects are removed.
+    {ok, Registered} = rabbitmq_stream_s3_db_register:list(),
+    ?assert(lists:member(<<"deleted">>, Registered)),
+    ?assertEqual({ok, [<<"deleted">>]}, ?DB:gone([<<"deleted">>])),
+    ok = rabbitmq_stream_s3_db_register:remove(<<"deleted">>),
+    {ok, Left} = rabbitmq_stream_s3_db_register:list(),
+    ?assertNot(lists:member(<<"deleted">>, Left)).
 
 not_resurrected() ->
     QName = queue(<<"gone">>),

@@ -7,6 +7,8 @@
 -export([list_objects/5, delete_objects/4]).
 %% The metadata store: what `kept` rows name is not gone, and a row `silent` answers nothing, once.
 -export([gone/1]).
+%% The register of streams that may have objects, by rows `registered`.
+-export([remove/1]).
 
 -define(LISTER, rabbitmq_stream_s3_lister).
 -define(REAPER, rabbitmq_stream_s3_reaper).
@@ -20,7 +22,9 @@ lister_test_() ->
         {"bug 25: what lands after the sweep goes with the second one", fun late_object/0},
         {"what a quorum still has is not deleted, and what is gone beside it is", fun kept/0},
         {"without an answer nothing is deleted until there is one", fun silent/0},
-        {"what is back before the second sweep is left alone", fun back/0}
+        {"what is back before the second sweep is left alone", fun back/0},
+        {"a stream is never given up", fun never_given_up/0},
+        {"objects of a deleted stream stay for the grace period", fun grace/0}
     ])}.
 
 %% A machine that builds something else at the same time is not a failure.
@@ -30,6 +34,7 @@ patient(Tests) ->
 start() ->
     ?MODULE = ets:new(?MODULE, [named_table, public, ordered_set]),
     load_double(),
+    ok = configure(0),
     ok = rabbitmq_stream_s3:set_engine(double),
     {ok, Reaper} = ?REAPER:start_link(),
     {ok, Lister} = ?LISTER:start_link(),
@@ -39,15 +44,26 @@ start() ->
 stop(Pids) ->
     [ok = gen_server:stop(Pid) || Pid <- Pids],
     ok = rabbitmq_stream_s3:erase_engine(),
-    lists:foreach(fun stream_s3_double:unload/1, [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db]),
+    _ = persistent_term:erase({rabbitmq_stream_s3_config, checked}),
+    Doubles = [rabbitmq_stream_s3_nif, rabbitmq_stream_s3_db, rabbitmq_stream_s3_db_register],
+    lists:foreach(fun stream_s3_double:unload/1, Doubles),
     true = ets:delete(?MODULE).
+
+configure(DeleteGraceMs) ->
+    persistent_term:put(
+        {rabbitmq_stream_s3_config, checked}, #{delete_grace_ms => DeleteGraceMs}
+    ).
 
 %% Functions of other modules, delegated to here: {object, Key} rows, pages of two.
 load_double() ->
     ok = stream_s3_double:load(
         rabbitmq_stream_s3_nif, [{list_objects, 5}, {delete_objects, 4}], ?MODULE
     ),
-    ok = stream_s3_double:load(rabbitmq_stream_s3_db, [{gone, 1}], ?MODULE).
+    ok = stream_s3_double:load(rabbitmq_stream_s3_db, [{gone, 1}], ?MODULE),
+    ok = stream_s3_double:load(rabbitmq_stream_s3_db_register, [{remove, 1}], ?MODULE).
+
+remove(StreamId) ->
+    tell({removed, StreamId}).
 
 gone(StreamIds) ->
     case ets:take(?MODULE, silent) of
@@ -159,9 +175,72 @@ late_object() ->
     [A] = put_objects(<<"s">>, 1),
     Lister ! Again,
     Lister ! ask,
+    %% It has found something, so it is not the last one.
+    Last = second_sweep(Lister),
+    ?assertEqual(0, objects(<<"s">>)),
+    ?assertEqual([<<"s">>], ?LISTER:pending()),
+    Lister ! Last,
+    Lister ! ask,
     ok = is_gone(<<"s">>, 5_000),
     _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
-    ok.
+    ok = removed(<<"s">>).
+
+removed(StreamId) ->
+    receive
+        {removed, StreamId} -> ok
+    after 5_000 -> error(still_registered)
+    end.
+
+%% No number of failures makes it forget a stream.
+never_given_up() ->
+    [_] = put_objects(<<"s">>, 1),
+    Lister = whereis(?LISTER),
+    1 = erlang:trace(Lister, true, [call]),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
+    true = ets:insert(?MODULE, {failing, once}),
+    ok = delete_stream(<<"s">>),
+    Pauses = [
+        begin
+            true = ets:insert(?MODULE, {failing, once}),
+            {Ms, Again} = tried_again(Lister),
+            Lister ! Again,
+            Lister ! ask,
+            Ms
+        end
+     || _ <- lists:seq(1, 30)
+    ],
+    ?assertEqual([1_000, 2_000, 4_000], lists:sublist(Pauses, 3)),
+    ?assertEqual(300_000, lists:last(Pauses)),
+    true = ets:delete(?MODULE, failing),
+    {_, Again} = tried_again(Lister),
+    Lister ! Again,
+    Lister ! ask,
+    _ = second_sweep(Lister),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
+    ?assertEqual(0, objects(<<"s">>)).
+
+tried_again(Lister) ->
+    receive
+        {trace, Lister, call, {erlang, send_after, [Ms, Lister, {again, _} = Again]}} -> {Ms, Again}
+    after 5_000 -> error(given_up)
+    end.
+
+grace() ->
+    [_] = put_objects(<<"s">>, 1),
+    ok = configure(3_600_000),
+    Lister = whereis(?LISTER),
+    1 = erlang:trace(Lister, true, [call]),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, true, []),
+    ok = delete_stream(<<"s">>),
+    {3_600_000, Again} = tried_again(Lister),
+    ok = configure(0),
+    ?assertEqual([<<"s">>], ?LISTER:pending()),
+    ?assertEqual(1, objects(<<"s">>)),
+    Lister ! Again,
+    Lister ! ask,
+    _ = second_sweep(Lister),
+    _ = erlang:trace_pattern({erlang, send_after, 3}, false, []),
+    ?assertEqual(0, objects(<<"s">>)).
 
 second_sweep(Lister) ->
     receive
