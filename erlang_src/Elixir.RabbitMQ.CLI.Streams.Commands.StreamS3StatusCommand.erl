@@ -181,7 +181,10 @@ stream_sections() ->
             {<<"Persist in flight">>, persist_in_flight},
             {<<"Rebalance in flight">>, rebalance_in_flight},
             {<<"Metadata store tasks">>, metadata_store_tasks},
-            {<<"Stalled at offset (0 = no)">>, stalled_offset}
+            {<<"Oldest record that is not durable (ms since 1970)">>, oldest_pending_timestamp},
+            {<<"Its age in ms">>, durability_lag_ms},
+            {<<"Bytes that are not durable">>, unpersisted_bytes},
+            {<<"Stalled at offset">>, stalled_offset}
         ]},
         {<<"Current fragment">>, [
             {<<"First offset">>, assembly_first_offset},

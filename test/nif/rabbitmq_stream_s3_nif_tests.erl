@@ -24,6 +24,7 @@ badarg_test() ->
             [{engine_close, [make_ref()]},
              {engine_close, [engine]},
              {engine_stats, [Ref]},
+             {engine_request_durations, [Ref]},
              {engine_probe, [Engine, self, Ref]},
              {engine_probe, [Engine, self(), not_a_reference]},
              {engine_set_rate, [Engine, -1, default]},
