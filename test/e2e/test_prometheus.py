@@ -88,7 +88,7 @@ def test_a_healthy_node_fires_none(prometheus):
     assert prometheus.query("rabbitmq_stream_s3_unpersisted_records")[0][1] == 0
 
 
-def test_a_fault_fires_its_own_alert_until_it_is_over(prometheus, broker, s3):
+def test_a_fault_fires_its_own_alert_until_it_is_repaired(prometheus, broker, s3):
     def fires(*names):
         wait_until(lambda: prometheus.firing() == set(names), 60, f"{names or 'no alert'} fires")
 

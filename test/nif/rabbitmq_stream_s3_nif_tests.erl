@@ -242,6 +242,10 @@ closed_engine_refuses_test() ->
     {error, closed} = ?NIF:upload_open(Engine, self(), Ref, stream_config("c")),
     {error, closed} = ?NIF:reader_open(Engine, self(), wake, <<"c">>, {offset, 0}),
     ?assert(is_map(?NIF:engine_stats(Engine))),
+    %% A sum, and a count for each bucket.
+    Durations = ?NIF:engine_request_durations(Engine),
+    ?assertEqual([delete, first_byte, get, get_range, head, list, put], lists:sort(maps:keys(Durations))),
+    [?assertEqual(13, length(Row)) || Row <- maps:values(Durations)],
     ok = ?NIF:upload_close(Stream).
 
 %% Disabling a plugin deletes its modules, enabling it again loads them: handles of before are refused.

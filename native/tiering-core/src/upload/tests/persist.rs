@@ -519,7 +519,11 @@ fn what_is_not_durable_is_known_by_its_age_and_its_bytes_wherever_it_is() {
     assert_eq!(pending(&rig).0, Some(40));
     rig.wait(2_000);
     rig.put_root(Ok(101));
-    assert_eq!(pending(&rig).0, Some(40), "not before the pointer is committed");
+    assert_eq!(
+        pending(&rig).0,
+        Some(40),
+        "not before the pointer is committed"
+    );
     rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
     assert_eq!(pending(&rig), (Some(60), (0, 0)));
 }
