@@ -212,7 +212,7 @@ text(Value) when is_binary(Value) -> Value;
 text(Value) -> io_lib:format("~0tp", [Value]).
 
 %% Terms that JSON has no word for.
-json(undefined) -> nil;
+json(undefined) -> null;
 json(Map) when is_map(Map) -> #{Key => json(Value) || Key := Value <- Map};
 json(Pairs) when is_list(Pairs) -> [json(Pair) || Pair <- Pairs];
 json({Key, Value}) -> #{iolist_to_binary(io_lib:format("~0tp", [Key])) => json(Value)};

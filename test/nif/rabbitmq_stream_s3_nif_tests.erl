@@ -14,7 +14,7 @@
 %% Shapes ------------------------------------------------------------------------------------------
 
 interface_version_test() ->
-    ?assertEqual(4, ?NIF:interface_version()).
+    ?assertEqual(5, ?NIF:interface_version()).
 
 badarg_test() ->
     {ok, Engine} = open(),
@@ -254,7 +254,7 @@ reload_test() ->
     true = code:soft_purge(?NIF),
     true = code:delete(?NIF),
     {module, ?NIF} = code:ensure_loaded(?NIF),
-    ?assertEqual(4, ?NIF:interface_version()),
+    ?assertEqual(5, ?NIF:interface_version()),
     ?assertError(badarg, ?NIF:engine_stats(Old)),
     {ok, New} = open(),
     ?assert(is_map(?NIF:engine_stats(New))),
@@ -554,7 +554,7 @@ begun(Id, Dir, Chunks) ->
     ok = file:write_file(filename:join(Dir, segment_name(0)), [<<"OSIL", 1:32>>, Chunks]),
     Ref = make_ref(),
     Config = #{stream_id => Id, directory => unicode:characters_to_binary(Dir), epoch => 1,
-               queue => <<"q">>, vhost => <<"/">>},
+               queue => <<"q">>, vhost => <<"/">>, arguments => <<"{}">>},
     {ok, Stream} = ?NIF:upload_open(Engine, self(), Ref, Config),
     <<_:24/binary, LastChunkId:64, _/binary>> = lists:last(Chunks),
     ok = ?NIF:upload_event(Stream, {committed, LastChunkId, 0}),
@@ -643,7 +643,8 @@ stream_config(Id) ->
       directory => <<"/nonexistent/stream">>,
       epoch => 1,
       queue => <<"q">>,
-      vhost => <<"/">>}.
+      vhost => <<"/">>,
+      arguments => <<"{}">>}.
 
 unique_id() ->
     iolist_to_binary(["__nif_", integer_to_list(erlang:system_time(microsecond))]).
