@@ -10,6 +10,7 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([
     it_is_off_by_default/1,
+    an_operator_policy_overrules_the_policy_of_a_user/1,
     a_stream_grows_to_its_target_when_it_is_enabled/1,
     a_new_replica_serves_history_that_it_never_had/1,
     a_new_leader_carries_on_the_upload/1,
@@ -48,6 +49,7 @@ suite() ->
 all() ->
     [
         it_is_off_by_default,
+        an_operator_policy_overrules_the_policy_of_a_user,
         a_stream_grows_to_its_target_when_it_is_enabled,
         a_new_replica_serves_history_that_it_never_had,
         a_new_leader_carries_on_the_upload,
@@ -81,6 +83,26 @@ it_is_off_by_default(Config) ->
     [?assertEqual(undefined, rpc(N, erlang, whereis, [?RECONCILER])) || N <- Nodes],
     [?assertEqual(0, counter(N, ~"membership_rounds_total")) || N <- Nodes],
     ?assertEqual(2, map_size(members(Node, ~"grown"))).
+
+an_operator_policy_overrules_the_policy_of_a_user(Config) ->
+    [Node | _] = cluster(Config),
+    ok = create(Node, ~"ruled", 1),
+    ok = target(Node, ~"ruled", 1),
+    Set = fun(Size) ->
+        Definition = iolist_to_binary(json:encode(#{?TARGET => Size})),
+        Args = [~"/", ~"ruled-by", ~"^ruled$", Definition, ~"0", ~"streams", ~"ct"],
+        rpc(Node, rabbit_policy, parse_set_op, Args)
+    end,
+    ?assertMatch({error_string, _}, Set(0)),
+    ok = Set(2),
+    Target = fun() ->
+        {ok, Queue} = rpc(Node, rabbit_amqqueue, lookup, [~"ruled", ~"/"]),
+        rpc(Node, rabbitmq_stream_s3_membership_policy, target_size, [Queue])
+    end,
+    ok = until("both policies apply", fun() -> Target() =:= 2 andalso ok end, 10_000),
+    ok = rpc(Node, rabbit_policy, delete_op, [~"/", ~"ruled-by", ~"ct"]),
+    ok = until("the user's is left", fun() -> Target() =:= 1 andalso ok end, 10_000),
+    ok = stream_s3_ct_amqp:delete(Node, ~"ruled").
 
 a_stream_grows_to_its_target_when_it_is_enabled(Config) ->
     [Node | _] = Nodes = cluster(Config),

@@ -11,6 +11,7 @@ from stream_s3_e2e.consume import consume
 from stream_s3_e2e.prometheus import Prometheus, at_once
 from stream_s3_e2e.publish import publish
 from stream_s3_e2e.records import fixed, verify
+from stream_s3_e2e.streamproto import FIRST
 from stream_s3_e2e.tiered import TieredBroker
 from stream_s3_e2e.wait import wait_until
 
@@ -88,22 +89,46 @@ def test_a_healthy_node_fires_none(prometheus):
     assert prometheus.query("rabbitmq_stream_s3_unpersisted_records")[0][1] == 0
 
 
-def test_a_fault_fires_its_own_alert_until_it_is_repaired(prometheus, broker, s3):
-    def fires(*names):
-        wait_until(lambda: prometheus.firing() == set(names), 60, f"{names or 'no alert'} fires")
+def fires(prometheus, *names):
+    """Waits until these alerts fire, and no other."""
+    wait_until(lambda: prometheus.firing() == set(names), 60, f"{names or 'no alert'} fires")
 
+
+def test_damage_fires_its_own_alert_until_it_is_repaired(prometheus, broker, s3):
+    with broker.client() as client:
+        client.create("damaged", stream_max_segment_size_bytes=4_000_000)
+    publish(broker, "damaged", COUNT, SIZE, batch=10)
+    broker.flush_tier("damaged", COUNT)
+    broker.wait_trimmed("damaged")
+    second = sorted(entry["key"] for entry in s3.objects(f"rabbitmq/stream/{broker.stream_id('damaged')}/data/"))[1]
+    whole = s3.get(second)
+    bad = bytearray(whole)
+    bad[len(bad) // 2] ^= 0x10
+    s3.put(second, bytes(bad))
+    with broker.client() as client:
+        subscription = client.subscribe("damaged", FIRST, credit=5)
+        while subscription.next_chunk(3):
+            pass
+    fires(prometheus, "StreamTierIntegrity")
+    assert [labels["kind"] for labels, places in prometheus.query("rabbitmq_stream_s3_integrity_incidents > 0")] == ["corrupt"]
+    s3.put(second, whole)
+    verify(consume(broker, "damaged", COUNT), 0, COUNT, SIZE)
+    fires(prometheus)
+
+
+def test_refused_requests_fire_their_own_alerts_until_they_are_allowed(prometheus, broker, s3):
     # Listing is allowed, writing is not.
     s3.fault(name="denied", operation="PutObject", status=403, code="AccessDenied")
     publish(broker, STREAM, COUNT, SIZE, first=COUNT, batch=10)
     broker.cut(STREAM)
-    fires("StreamTierUploadStalled")
+    fires(prometheus, "StreamTierUploadStalled")
     ((labels, streams),) = prometheus.query("rabbitmq_stream_s3_streams_stalled")
     assert streams == 1 and prometheus.query("rabbitmq_stream_s3_durability_lag_seconds")[0][1] > 0
     s3.clear_faults()
     broker.flush_tier(STREAM, 2 * COUNT)
-    fires()
+    fires(prometheus)
     s3.fault(name="bucket", status=403, code="AccessDenied")
-    fires("StreamTierBucketUnusable")
+    fires(prometheus, "StreamTierBucketUnusable")
     assert prometheus.query('rabbitmq_stream_s3_bucket_state{state="inaccessible"}')[0][1] == 1
     s3.clear_faults()
-    fires()
+    fires(prometheus)
