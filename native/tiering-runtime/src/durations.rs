@@ -51,7 +51,7 @@ impl Durations {
     }
 }
 
-/// Durations of all operations. A request that fails counts as one that succeeds.
+/// Durations of all operations. A request that fails counts as one that succeeds; one that is given up by the caller does not count.
 #[derive(Debug, Default)]
 pub struct RequestDurations {
     /// GETs of whole objects.
