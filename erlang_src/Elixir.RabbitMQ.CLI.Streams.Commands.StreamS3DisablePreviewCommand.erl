@@ -96,5 +96,5 @@ heading(Streams) ->
         [Streams]
     ).
 
-json(_, unknown) -> nil;
+json(_, unknown) -> null;
 json(_, Value) -> Value.

@@ -207,7 +207,7 @@ line(#{verdict := Verdict, stream_id := Id, text := Text} = Result) ->
 text(Format, Args) ->
     unicode:characters_to_binary(io_lib:format(Format, Args)).
 
-json(undefined) -> nil;
+json(undefined) -> null;
 json({Epoch, Uid}) ->
     #{epoch => Epoch, uid => Uid};
 json({Key, First, Next, Reason}) ->

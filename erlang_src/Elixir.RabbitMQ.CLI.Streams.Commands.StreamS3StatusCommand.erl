@@ -181,7 +181,10 @@ stream_sections() ->
             {<<"Persist in flight">>, persist_in_flight},
             {<<"Rebalance in flight">>, rebalance_in_flight},
             {<<"Metadata store tasks">>, metadata_store_tasks},
-            {<<"Stalled at offset (0 = no)">>, stalled_offset}
+            {<<"Oldest record that is not durable (ms since 1970)">>, oldest_pending_timestamp},
+            {<<"Its age in ms">>, durability_lag_ms},
+            {<<"Bytes that are not durable">>, unpersisted_bytes},
+            {<<"Stalled at offset">>, stalled_offset}
         ]},
         {<<"Current fragment">>, [
             {<<"First offset">>, assembly_first_offset},
@@ -209,7 +212,7 @@ text(Value) when is_binary(Value) -> Value;
 text(Value) -> io_lib:format("~0tp", [Value]).
 
 %% Terms that JSON has no word for.
-json(undefined) -> nil;
+json(undefined) -> null;
 json(Map) when is_map(Map) -> #{Key => json(Value) || Key := Value <- Map};
 json(Pairs) when is_list(Pairs) -> [json(Pair) || Pair <- Pairs];
 json({Key, Value}) -> #{iolist_to_binary(io_lib:format("~0tp", [Key])) => json(Value)};

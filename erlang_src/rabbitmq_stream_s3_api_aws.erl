@@ -13,7 +13,7 @@ anew with the next one.
 
 -include_lib("kernel/include/logger.hrl").
 
--export([start_link/0, bucket_status/0, stats/0]).
+-export([start_link/0, bucket_status/0, bucket_success_ms/0, stats/0, request_durations/0]).
 -export([next_probe_ms/2]).
 -export([init/1, handle_call/3, handle_cast/2, handle_info/2, terminate/2]).
 
@@ -39,19 +39,35 @@ start_link() ->
 -doc "What the last check of the bucket said; from a table, so nobody who asks has to wait.".
 -spec bucket_status() -> access().
 bucket_status() ->
+    published(access, unknown).
+
+-doc "When the check of the bucket last succeeded, by this node's clock; 0 if never.".
+-spec bucket_success_ms() -> non_neg_integer().
+bucket_success_ms() ->
+    published(success_ms, 0).
+
+published(Key, Default) ->
     try
-        ets:lookup_element(?MODULE, access, 2, unknown)
+        ets:lookup_element(?MODULE, Key, 2, Default)
     catch
-        error:badarg -> unknown
+        error:badarg -> Default
     end.
 
 -doc "Every node-wide counter and gauge of the native side; empty without an engine.".
 -spec stats() -> #{atom() => integer()}.
 stats() ->
+    of_engine(fun rabbitmq_stream_s3_nif:engine_stats/1).
+
+-doc "How long requests took, by operation; empty without an engine.".
+-spec request_durations() -> #{atom() => [non_neg_integer()]}.
+request_durations() ->
+    of_engine(fun rabbitmq_stream_s3_nif:engine_request_durations/1).
+
+of_engine(Ask) ->
     case rabbitmq_stream_s3:engine() of
         {ok, Engine} ->
-            case rabbitmq_stream_s3_nif:engine_stats(Engine) of
-                #{} = Stats -> Stats;
+            case Ask(Engine) of
+                #{} = Answer -> Answer;
                 {error, _} -> #{}
             end;
         undefined ->
@@ -102,6 +118,7 @@ handle_info({probe_deadline, Ref}, #state{probe_ref = Ref} = State) ->
 handle_info({rabbitmq_stream_s3, Ref, {probe, Answer}}, #state{probe_ref = Ref} = State) ->
     ok = rabbitmq_stream_s3_counters:add(bucket_checks),
     ok = note(access(Answer), bucket_status()),
+    _ = [publish(success_ms, os:system_time(millisecond)) || Answer =:= ok],
     _ = next_probe(),
     {noreply, State#state{probe_ref = undefined}};
 handle_info(
@@ -138,9 +155,9 @@ note(Access, Access) ->
     ok;
 note(accessible, _Before) ->
     ?LOG_INFO("stream_s3: bucket ~ts is accessible", [bucket()], ?DOMAIN),
-    publish(accessible);
+    publish(access, accessible);
 note({inaccessible, Kind, _} = Access, {inaccessible, Kind, _}) ->
-    publish(Access);
+    publish(access, Access);
 note({inaccessible, Kind, Text} = Access, _Before) ->
     ?LOG_ERROR(
         "stream_s3: bucket ~ts is not accessible (~ts): ~ts. Streams work from the local disk, uploads"
@@ -148,10 +165,10 @@ note({inaccessible, Kind, Text} = Access, _Before) ->
         [bucket(), Kind, Text],
         ?DOMAIN
     ),
-    publish(Access).
+    publish(access, Access).
 
-publish(Access) ->
-    true = ets:insert(?MODULE, {access, Access}),
+publish(Key, Value) ->
+    true = ets:insert(?MODULE, {Key, Value}),
     ok.
 
 next_probe() ->

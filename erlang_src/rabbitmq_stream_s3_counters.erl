@@ -52,7 +52,8 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
     {deletions_called_off, 30, counter,
         "Streams reported as deleted that a quorum of the metadata store still has"},
     {replica_lag_given_up, 31, counter,
-        "Local segments trimmed although a connected replica had not copied them"}
+        "Local segments trimmed although a connected replica had not copied them"},
+    {lost_records, 32, counter, "Records that retention deleted before they were uploaded"}
 ]).
 
 -type name() :: atom().

@@ -8,11 +8,12 @@ changed: RabbitMQ says so only on the node that was asked to change it. The hand
 """.
 
 -behaviour(rabbit_policy_validator).
+-behaviour(rabbit_policy_merge_strategy).
 -behaviour(gen_event).
 
 -include_lib("rabbit_common/include/rabbit.hrl").
 
--export([register/0, unregister/0, validate_policy/1, target_size/1, listen/1]).
+-export([register/0, unregister/0, validate_policy/1, merge_policy_value/3, target_size/1, listen/1]).
 -export([init/1, handle_event/2, handle_call/2, handle_info/2]).
 
 %% Before policies are read back, or set by definitions that are imported at the start.
@@ -30,13 +31,18 @@ changed: RabbitMQ says so only on the node that was asked to change it. The hand
 %% No stream profits from more copies than nodes that a cluster has.
 -define(SIZE_MAX, 255).
 
+%% Without a way to merge, a key that both policies of a stream have crashes who reads it.
+-define(CLASSES, [policy_validator, operator_policy_validator, policy_merge_strategy]).
+
 -spec register() -> ok.
 register() ->
-    rabbit_registry:register(policy_validator, ?KEY, ?MODULE).
+    lists:foreach(
+        fun(Class) -> ok = rabbit_registry:register(Class, ?KEY, ?MODULE) end, ?CLASSES
+    ).
 
 -spec unregister() -> ok.
 unregister() ->
-    rabbit_registry:unregister(policy_validator, ?KEY).
+    lists:foreach(fun(Class) -> ok = rabbit_registry:unregister(Class, ?KEY) end, ?CLASSES).
 
 -spec validate_policy([{binary(), term()}]) -> ok | {error, string(), [term()]}.
 validate_policy([{?KEY, Size}]) when is_integer(Size), Size >= 1, Size =< ?SIZE_MAX ->
@@ -45,6 +51,11 @@ validate_policy([{?KEY, Other}]) ->
     {error, "~ts must be a number from 1 to ~b, not ~tp", [?KEY, ?SIZE_MAX, Other]};
 validate_policy(_Other) ->
     ok.
+
+-doc "An operator policy is there to overrule.".
+-spec merge_policy_value(binary(), term(), term()) -> term().
+merge_policy_value(?KEY, _OfUser, OfOperator) ->
+    OfOperator.
 
 -doc "What the policy of a stream says; 0 if nothing.".
 -spec target_size(amqqueue:amqqueue()) -> non_neg_integer().

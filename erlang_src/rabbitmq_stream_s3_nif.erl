@@ -14,6 +14,7 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
     engine_close/1,
     engine_probe/3,
     engine_stats/1,
+    engine_request_durations/1,
     engine_set_rate/3,
     list_objects/5,
     delete_objects/4
@@ -54,6 +55,7 @@ calls do: docs/NIF_PROTOCOL.md does. Keep it small and stable, native code is re
     engine_close/1,
     engine_probe/3,
     engine_stats/1,
+    engine_request_durations/1,
     engine_set_rate/3,
     list_objects/5,
     delete_objects/4,
@@ -215,6 +217,10 @@ engine_probe(_Engine, _Pid, _Ref) ->
 
 -spec engine_stats(engine()) -> #{atom() => integer()} | bug().
 engine_stats(_Engine) ->
+    erlang:nif_error(not_loaded).
+
+-spec engine_request_durations(engine()) -> #{atom() => [non_neg_integer()]} | bug().
+engine_request_durations(_Engine) ->
     erlang:nif_error(not_loaded).
 
 -spec engine_set_rate(engine(), unlimited | pos_integer(), default | pos_integer()) ->

@@ -3,13 +3,14 @@
 Metrics `rabbitmq_stream_s3_*` for the registries that rabbitmq_prometheus serves, where it runs
 (rabbitmq_stream_s3_prometheus sees to that):
 
-    /metrics             counters and gauges of the node, sums over its streams
-    /metrics/per-object  the same, and every stream with labels vhost and queue
+    /metrics             the node, and sums over its streams
+    /metrics/per-object  the node, and every stream with labels vhost and queue
     /metrics/detailed    streams only, with ?family=stream_s3_metrics, honouring its filters
 
-Owns names and labels, no number. Node-wide counters are counted natively per node, so they stay
-monotonic when a stream goes; sums over streams are kept natively, so `/metrics` costs the same for any
-number of streams. Nothing here asks a process, so a scrape cannot hang on one.
+Brings numbers and names together. Owns neither: rabbitmq_stream_s3_metrics has the names. Counters of
+the node are counted natively per node, so they stay monotonic when a stream goes; sums over streams
+are kept natively, so `/metrics` costs the same for any number of streams. Nothing here asks a
+process, so a scrape cannot hang on one.
 """.
 
 -behaviour(prometheus_collector).
@@ -18,28 +19,11 @@ number of streams. Nothing here asks a process, so a scrape cannot hang on one.
 
 -export([register/0, deregister/0]).
 -export([collect_mf/2, deregister_cleanup/1]).
--export([native_gauges/0]).
+-export([numbers/0, passes/1]).
 
 -define(REGISTRIES, [default, 'per-object', detailed]).
 -define(PREFIX, "rabbitmq_stream_s3_").
-
-%% {Key in stream_status, kind, key of its sum in the native statistics, help}
--define(STREAM_METRICS, [
-    {log_next_offset, gauge, none, "Offset after the last committed record of the local log"},
-    {manifest_first_offset, gauge, none, "First offset in the remote tier"},
-    {manifest_next_offset, gauge, none, "Offset after the last uploaded record, persisted or not"},
-    {persisted_next_offset, gauge, none, "Offset below which the stream is durable remotely"},
-    {manifest_total_size, gauge, streams_manifest_total_size, "Bytes in the remote tier"},
-    {manifest_fragments, gauge, streams_manifest_fragments, "Fragments in the remote tier"},
-    {transfers_in_flight, gauge, streams_transfers_in_flight, "Fragments being uploaded"},
-    {transfers_waiting, gauge, streams_transfers_waiting,
-        "Fragments cut and waiting to be uploaded"},
-    {edits_since_persist, gauge, streams_edits_since_persist,
-        "Uploaded fragments that no persisted manifest names yet"},
-    {assembly_payload_bytes, gauge, streams_assembly_payload_bytes,
-        "Bytes in the fragment that is being assembled"},
-    {stalled_offset, gauge, none, "Offset of the fragment whose upload keeps failing, 0 if none"}
-]).
+-define(DETAILED, "rabbitmq_detailed_stream_s3_").
 
 -spec register() -> ok.
 register() ->
@@ -62,129 +46,174 @@ deregister_cleanup(_Registry) ->
 -spec collect_mf(prometheus_registry:registry(), prometheus_collector:collect_mf_callback()) -> ok.
 collect_mf(detailed, Callback) ->
     case wants(get(prometheus_mf_filter)) of
-        true ->
-            Streams = [S || S <- streams(), passes(S)],
-            each_stream("rabbitmq_detailed_stream_s3_", Streams, Callback);
-        false ->
-            ok
+        true -> each_stream(?DETAILED, [S || S <- streams(), passes(element(1, S))], Callback);
+        false -> ok
     end;
 collect_mf('per-object', Callback) ->
-    node_metrics(Callback),
+    _ = node_metrics(Callback),
     each_stream(?PREFIX, streams(), Callback);
 collect_mf(_Default, Callback) ->
-    node_metrics(Callback),
+    Numbers = node_metrics(Callback),
     case application:get_env(rabbitmq_prometheus, return_per_object_metrics, false) of
         true -> each_stream(?PREFIX, streams(), Callback);
-        false -> all_streams(Callback)
+        false -> all_streams(Numbers, Callback)
     end.
 
+%% The node ----------------------------------------------------------------------------------------
+
 node_metrics(Callback) ->
-    Mode =
-        case rabbitmq_stream_s3:mode() of
-            active -> 1;
-            _ -> 0
+    Numbers = numbers(),
+    lists:foreach(
+        fun({Name, Kind, Help, Source}) ->
+            emit(Callback, ?PREFIX, Name, Kind, Help, values(Source, Numbers))
         end,
-    ok = emit(Callback, ?PREFIX, active, gauge, "1 if the plugin works on this node", [{[], Mode}]),
+        rabbitmq_stream_s3_metrics:node()
+    ),
+    Durations = rabbitmq_stream_s3_api_aws:request_durations(),
+    lists:foreach(
+        fun({Name, Help, Series}) ->
+            Values = [
+                histogram(Labels, maps:get(Operation, Durations, [0]))
+             || {Labels, Operation} <- Series
+            ],
+            emit(Callback, ?PREFIX, Name, histogram, Help, Values)
+        end,
+        rabbitmq_stream_s3_metrics:durations()
+    ),
+    Numbers.
+
+values({millis, Inner}, Numbers) ->
+    [{[], maps:get(Inner, Numbers, 0) / 1000}];
+values({samples, Inner}, Numbers) ->
+    maps:get(Inner, Numbers);
+values({Label, Rows}, Numbers) ->
+    [{[{Label, Value}], maps:get(Inner, Numbers, 0)} || {Value, Inner} <- Rows];
+values(Inner, Numbers) ->
+    [{[], maps:get(Inner, Numbers, 0)}].
+
+%% The library wants what is at or below each bound.
+histogram(Labels, [SumMicros | Counts]) ->
+    Bounds = rabbitmq_stream_s3_metrics:bounds_seconds() ++ [infinity],
+    Padded = Counts ++ lists:duplicate(length(Bounds) - length(Counts), 0),
+    {Sums, Total} = lists:mapfoldl(fun(Count, Sum) -> {Sum + Count, Sum + Count} end, 0, Padded),
+    {Labels, lists:zip(Bounds, Sums), Total, SumMicros / 1_000_000}.
+
+-doc false.
+-spec numbers() -> #{atom() => term()}.
+numbers() ->
+    Native = rabbitmq_stream_s3_api_aws:stats(),
+    Shell = rabbitmq_stream_s3_counters:overview(),
+    Lag = rabbitmq_stream_s3_replica_lag:overview(),
+    Trimmed = rabbitmq_stream_s3_host_retention:stats(),
+    lists:foldl(fun maps:merge/2, #{}, [Native, Shell, Lag, Trimmed, limits(), facts(Native)]).
+
+limits() ->
+    Settings = rabbitmq_stream_s3_config:public(),
+    DiskLimit =
+        case Settings of
+            #{read_cache_path := Path, read_cache_size := Size} when is_binary(Path) -> Size;
+            _NoCacheOnDisk -> 0
+        end,
+    #{
+        read_memory_limit_bytes => maps:get(read_memory, Settings, 0),
+        read_cache_disk_limit_bytes => DiskLimit,
+        fragment_max_age_ms => maps:get(fragment_max_age_ms, Settings, 0)
+    }.
+
+facts(Native) ->
+    {Mode, Why} =
+        case rabbitmq_stream_s3:mode() of
+            {inert, Kind, _Text} -> {inert, Kind};
+            Other -> {Other, none}
+        end,
     Protected =
         case rabbitmq_stream_s3_manifest_protection:overview() of
             {_, Streams} -> Streams;
             off -> 0
         end,
-    ProtectedHelp = "Streams with history in S3 that the plugin protects here and does not serve",
-    ok = emit(Callback, ?PREFIX, protected_streams, gauge, ProtectedHelp, [{[], Protected}]),
     Access =
         case rabbitmq_stream_s3_api_aws:bucket_status() of
-            {inaccessible, _, _} -> 0;
-            _UnknownOrAccessible -> 1
+            {inaccessible, _, _} -> inaccessible;
+            AccessibleOrUnknown -> AccessibleOrUnknown
         end,
-    AccessHelp = "0 if the bucket was not accessible when last asked",
-    ok = emit(Callback, ?PREFIX, bucket_accessible, gauge, AccessHelp, [{[], Access}]),
-    Pending = rabbitmq_stream_s3_manifest_cache:pending(),
-    PendingHelp = "Streams with a member here whose manifest is not known, or not confirmed",
-    ok = emit(Callback, ?PREFIX, manifests_pending, gauge, PendingHelp, [{[], Pending}]),
-    Alarm =
-        case rabbitmq_stream_s3_status:read_alarm() of
-            none -> 0;
-            _Incident -> 1
-        end,
-    AlarmHelp = "1 while there is remote data that is lost, damaged or archived and readers want",
-    ok = emit(Callback, ?PREFIX, read_alarm, gauge, AlarmHelp, [{[], Alarm}]),
-    Counted = rabbitmq_stream_s3_counters:overview(),
+    #{
+        active => one_if(Mode =:= active),
+        info => [{info(Mode, Why), 1}],
+        protected_streams => Protected,
+        bucket_accessible => one_if(Access =:= accessible),
+        bucket_state => [
+            {[{state, State}], one_if(State =:= Access)}
+         || State <- [accessible, inaccessible, unknown]
+        ],
+        bucket_success_ms => rabbitmq_stream_s3_api_aws:bucket_success_ms(),
+        manifests_pending => rabbitmq_stream_s3_manifest_cache:pending(),
+        unpersisted_bytes => lists:sum([
+            maps:get(Stage, Native, 0)
+         || Stage <- [
+                streams_assembly_payload_bytes, streams_transfer_bytes, streams_persist_bytes
+            ]
+        ])
+    }.
+
+info(Mode, Why) ->
+    Settings = rabbitmq_stream_s3_config:public(),
+    #{mode := Hooks} = rabbitmq_stream_s3_host_osiris:status(),
+    {ok, Version} = application:get_key(rabbitmq_stream_s3, vsn),
+    [
+        {plugin_version, Version},
+        {mode, Mode},
+        {inert_reason, Why},
+        {osiris_hooks, Hooks},
+        {bucket, maps:get(bucket, Settings, <<>>)},
+        {region, maps:get(region, Settings, <<>>)}
+    ].
+
+one_if(true) -> 1;
+one_if(false) -> 0.
+
+%% Streams -----------------------------------------------------------------------------------------
+
+all_streams(Numbers, Callback) ->
     lists:foreach(
-        fun({Name, _Index, Kind, Help}) ->
-            emit(Callback, ?PREFIX, Name, Kind, Help, [{[], maps:get(Name, Counted, 0)}])
+        fun({Name, Help, _Inner, Sum}) ->
+            emit(Callback, ?PREFIX, Name, gauge, Help, [{[], maps:get(Sum, Numbers, 0)}])
         end,
-        rabbitmq_stream_s3_counters:fields()
-    ),
-    #{local_segments_deleted := Trimmed} = rabbitmq_stream_s3_host_retention:stats(),
-    TrimHelp = "Local segments deleted because they are durable remotely",
-    ok = emit(Callback, ?PREFIX, local_segments_deleted, counter, TrimHelp, [{[], Trimmed}]),
-    Lag = rabbitmq_stream_s3_replica_lag:overview(),
-    lists:foreach(
-        fun({Name, Help}) ->
-            emit(Callback, ?PREFIX, Name, gauge, Help, [{[], maps:get(Name, Lag)}])
-        end,
-        [
-            {replica_lag_streams, "Streams with local segments that stay for a replica that lags"},
-            {replica_lag_segments, "Local segments that stay for replicas that lag"},
-            {replica_lag_bytes, "Bytes of local segments that stay for replicas that lag"}
-        ]
-    ),
-    maps:foreach(
-        fun(Name, Value) ->
-            emit(Callback, ?PREFIX, Name, kind(Name), help(Name), [{[], Value}])
-        end,
-        maps:without(sums(), rabbitmq_stream_s3_api_aws:stats())
+        [Row || {_, _, _, Sum} = Row <- rabbitmq_stream_s3_metrics:stream(), Sum =/= none]
     ).
-
-all_streams(Callback) ->
-    Stats = rabbitmq_stream_s3_api_aws:stats(),
-    lists:foreach(
-        fun({Key, Kind, Sum, Help}) ->
-            Value = maps:get(Sum, Stats, 0),
-            emit(Callback, ?PREFIX ++ "stream_", Key, Kind, Help, [{[], Value}])
-        end,
-        [Metric || {_, _, Sum, _} = Metric <- ?STREAM_METRICS, Sum =/= none]
-    ),
-    Help = "Streams whose oldest fragment keeps failing to upload",
-    Stalled = maps:get(streams_stalled, Stats, 0),
-    emit(Callback, ?PREFIX, streams_stalled, gauge, Help, [{[], Stalled}]),
-    Unpersisted = maps:get(streams_unpersisted_records, Stats, 0),
-    Text = "Committed records that are not durable in the remote tier yet",
-    emit(Callback, ?PREFIX, unpersisted_records, gauge, Text, [{[], Unpersisted}]).
-
-%% Of the native statistics, what is shown under the names of streams' metrics.
-sums() ->
-    [streams_stalled, streams_unpersisted_records] ++
-        [Sum || {_, _, Sum, _} <- ?STREAM_METRICS, Sum =/= none].
 
 each_stream(_Prefix, [], _Callback) ->
     ok;
 each_stream(Prefix, Streams, Callback) ->
     lists:foreach(
-        fun({Key, Kind, _SumKey, Help}) ->
-            Values = [{Labels, maps:get(Key, Status, 0)} || {Labels, Status} <- Streams],
-            emit(Callback, Prefix ++ "stream_", Key, Kind, Help, Values)
+        fun({Name, Help, Inner, _Sum}) ->
+            Values = [
+                {Labels, Value}
+             || {Labels, #{Inner := Value}} <- Streams,
+                is_number(Value)
+            ],
+            emit(Callback, Prefix, Name, gauge, Help, Values)
         end,
-        ?STREAM_METRICS
+        rabbitmq_stream_s3_metrics:stream()
     ),
-    [{_, First} | _] = Counted = [
-        {Labels, maps:get(counters, Status, #{})}
-     || {Labels, Status} <- Streams
-    ],
     lists:foreach(
-        fun(Name) ->
-            Values = [{Labels, maps:get(Name, Counters, 0)} || {Labels, Counters} <- Counted],
-            emit(Callback, Prefix ++ "stream_", Name, kind(Name), help(Name), Values)
+        fun({Name, Help, Inner}) ->
+            Values = [{Labels, Value} || {Labels, #{counters := #{Inner := Value}}} <- Streams],
+            emit(Callback, Prefix, Name, counter, Help, Values)
         end,
-        maps:keys(First)
+        rabbitmq_stream_s3_metrics:stream_counters()
     ).
 
 streams() ->
     [
-        {labels(StreamId, Reference), Status}
+        {labels(StreamId, Reference), computed(rabbitmq_stream_s3_status:with_lag(Status))}
      || {StreamId, Reference, Status} <- rabbitmq_stream_s3_replica_reader:statuses()
     ].
+
+computed(#{durability_lag_ms := LagMs} = Status) ->
+    Status#{
+        durability_lag_seconds => LagMs / 1000,
+        stalled => one_if(is_integer(maps:get(stalled_offset, Status, undefined)))
+    }.
 
 labels(_StreamId, #resource{virtual_host = VHost, name = Queue}) ->
     [{vhost, VHost}, {queue, Queue}];
@@ -195,57 +224,21 @@ labels(StreamId, _NotOfRabbit) ->
 wants(undefined) -> false;
 wants(Families) -> lists:member(stream_s3_metrics, Families).
 
-passes({Labels, _Status}) ->
-    case get(prometheus_vhost_filter) of
-        undefined -> true;
-        VHosts -> lists:member(proplists:get_value(vhost, Labels), VHosts)
-    end.
-
-%% The native side gives numbers by name; these go up and down, all others only up.
-kind(Name) ->
-    case lists:member(Name, native_gauges()) of
-        true -> gauge;
-        false -> counter
-    end.
-
 -doc false.
--spec native_gauges() -> [atom()].
-native_gauges() ->
-    [
-        places_corrupt,
-        places_lost,
-        places_archived,
-        requests_in_flight,
-        clock_skew_ms,
-        clock_in_doubt,
-        control_requests_waiting,
-        deletions_waiting,
-        transfers_in_flight,
-        transfers_pending,
-        streams_open,
-        streams_manifest_total_size,
-        streams_manifest_fragments,
-        streams_transfers_in_flight,
-        streams_transfers_waiting,
-        streams_edits_since_persist,
-        streams_assembly_payload_bytes,
-        streams_stalled,
-        streams_unpersisted_records,
-        remote_readers,
-        read_cache_bytes,
-        read_cache_disk_bytes,
-        read_cache_disk_unusable,
-        read_memory_used_bytes,
-        read_memory_reserved_bytes,
-        readers_waiting_for_memory,
-        lent_chunks,
-        lent_bytes,
-        native_memory_bytes
-    ].
+-spec passes([{atom(), binary()}]) -> boolean().
+passes([{vhost, VHost}, {queue, Queue}]) ->
+    is_vhost(VHost, get(prometheus_vhost_filter)) andalso
+        is_queue(Queue, get(prometheus_queue_filter)).
 
-help(Name) ->
-    string:replace(atom_to_list(Name), "_", " ", all).
+is_vhost(_VHost, undefined) -> true;
+is_vhost(VHost, VHosts) -> lists:member(VHost, VHosts).
 
+%% A compiled pattern, from RabbitMQ 4.3.0 on.
+is_queue(_Queue, undefined) -> true;
+is_queue(Queue, Pattern) -> re:run(Queue, Pattern, [{capture, none}]) =:= match.
+
+emit(_Callback, _Prefix, _Name, _Kind, _Help, []) ->
+    ok;
 emit(Callback, Prefix, Name, Kind, Help, Values) ->
     FullName = iolist_to_binary([Prefix, atom_to_binary(Name)]),
     _ = Callback(

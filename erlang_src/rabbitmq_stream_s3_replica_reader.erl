@@ -309,6 +309,7 @@ handle_push({range, Range, Edit}, #state{stream_id = StreamId, info = Info} = St
     {noreply, State#state{range = Range, announcer = Announcer}};
 handle_push({recovery, Kind, From, To}, #state{stream_id = StreamId} = State) ->
     ok = rabbitmq_stream_s3_counters:add(recovery_counter(Kind)),
+    ok = rabbitmq_stream_s3_counters:add(lost_records, lost_records(Kind, From, To)),
     ?LOG_WARNING("stream_s3: ~ts: ~ts", [StreamId, recovery_text(Kind, From, To)], ?DOMAIN),
     {noreply, State};
 handle_push({abandoned, RootKey, First, Next}, #state{stream_id = StreamId} = State) ->
@@ -469,6 +470,10 @@ native_status({error, _}) -> #{}.
 
 recovery_counter(local_log_ahead) -> local_log_ahead_recoveries;
 recovery_counter(remote_tier_ahead) -> remote_tier_ahead_recoveries.
+
+%% What was uploaded and is given up is uploaded again; what was not uploaded and is gone is lost.
+lost_records(local_log_ahead, From, To) -> max(0, To - From);
+lost_records(remote_tier_ahead, _From, _To) -> 0.
 
 -doc false.
 -spec recovery_text(local_log_ahead | remote_tier_ahead, osiris:offset(), osiris:offset()) ->

@@ -5,7 +5,7 @@ What the status command shows, gathered on the node that is asked.
 Owns which facts are shown and that no secret is among them. Holds nothing and changes nothing.
 """.
 
--export([node_status/0, stream_status/2, cut/2, read_alarm/0, advice/1, hidden/0]).
+-export([node_status/0, stream_status/2, cut/2, read_alarm/0, advice/1, hidden/0, with_lag/1]).
 
 -define(REMOTE_TIMEOUT_MS, 10_000).
 
@@ -109,7 +109,7 @@ stream_status(VHost, Name) ->
         Access = rpc(node(Reader), rabbitmq_stream_s3_api_aws, bucket_status, []),
         {Native, Status} = maps:take(native, maps:without([writer, range], Status0)),
         {ok,
-            maps:merge(flat(Native), Status#{
+            maps:merge(with_lag(flat(Native)), Status#{
                 stream => Name,
                 vhost => VHost,
                 bucket_accessible => accessible(Access),
@@ -117,6 +117,19 @@ stream_status(VHost, Name) ->
                 bucket_text => access_text(Access)
             })}
     end.
+
+-doc "A stream's native status with how far it is behind, by this node's clock.".
+-spec with_lag(#{atom() => term()}) -> #{atom() => term()}.
+with_lag(Status) ->
+    Sizes = maps:with([assembly_payload_bytes, transfer_bytes, persist_bytes], Status),
+    LagMs =
+        case Status of
+            #{oldest_pending_timestamp := Ms} when is_integer(Ms) ->
+                max(0, os:system_time(millisecond) - Ms);
+            _NothingPending ->
+                0
+        end,
+    Status#{unpersisted_bytes => lists:sum(maps:values(Sizes)), durability_lag_ms => LagMs}.
 
 -doc """
 Whether there are places in streams that readers could not get past: the store gives back damaged

@@ -16,7 +16,7 @@
     nothing_went_wrong_meanwhile/1
 ]).
 
--import(stream_s3_ct_tier, [counter/2, node_status/1, range/2]).
+-import(stream_s3_ct_tier, [counter/2, counter/3, node_status/1, range/2]).
 -import(stream_s3_ct_wait, [until/3]).
 
 -define(STREAM, ~"still-works").
@@ -84,7 +84,10 @@ streams_work_on_every_node(Config) ->
 without_a_bucket_the_plugin_is_inert(Config) ->
     Node = proplists:get_value(without, Config),
     ?assertMatch(#{mode := inert, inert_reason := no_bucket}, node_status(Node)),
-    ?assertMatch([_], stream_s3_ct_node:warnings(Node, [~"stream_s3.bucket"])).
+    ?assertMatch([_], stream_s3_ct_node:warnings(Node, [~"stream_s3.bucket"])),
+    %% Nobody has asked, so nobody says that it can be used.
+    ?assertEqual(0, counter(Node, ~"bucket_accessible")),
+    ?assertEqual(1, counter(Node, ~"bucket_state", ~"state=\"unknown\"")).
 
 the_reason_is_in_the_status_and_in_the_metrics(Config) ->
     [
@@ -95,7 +98,9 @@ the_reason_is_in_the_status_and_in_the_metrics(Config) ->
                 60_000
             ),
             ?assertMatch(#{mode := active, bucket_accessible := no}, node_status(Node)),
-            ?assertEqual(0, counter(Node, ~"bucket_accessible"))
+            ?assertEqual(0, counter(Node, ~"bucket_accessible")),
+            ?assertEqual(1, counter(Node, ~"bucket_state", ~"state=\"inaccessible\"")),
+            ?assert(counter(Node, ~"bucket_last_success_timestamp_seconds") == 0)
         end
      || {Reason, Node} <- proplists:get_value(refused, Config)
     ].
@@ -137,7 +142,9 @@ a_bucket_that_can_be_used_again_takes_what_was_held_back(Config) ->
         fun() -> maps:get(bucket_accessible, node_status(Node)) =:= yes andalso ok end,
         60_000
     ),
-    ?assertEqual(1, counter(Node, ~"bucket_accessible")).
+    ?assertEqual(1, counter(Node, ~"bucket_accessible")),
+    ?assertEqual(1, counter(Node, ~"bucket_state", ~"state=\"accessible\"")),
+    ?assert(counter(Node, ~"bucket_last_success_timestamp_seconds") > 1_700_000_000).
 
 nothing_went_wrong_meanwhile(Config) ->
     [?assertEqual([], crashes(Node)) || Node <- all_nodes(Config)].

@@ -149,7 +149,8 @@ status_of_a_stream(Config) ->
             ~"persisted_next_offset" := 400,
             ~"manifest_first_offset" := 0,
             ~"log_next_offset" := 400,
-            ~"stalled_offset" := 0,
+            ~"stalled_offset" := null,
+            ~"unpersisted_bytes" := 0,
             ~"problem_kind" := ~"none",
             ~"counters" := #{}
         },

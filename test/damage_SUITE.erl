@@ -107,7 +107,7 @@ flipped_bits_end_the_subscription_and_no_other(Config) ->
     ?assertMatch(#{id := 0}, chunk(Client, Beside)),
     {Reached, unavailable} = read_to_the_damage(Node, Stream),
     ?assert(First =< Reached andalso Reached < ?END),
-    ?assert(counter(Node, ~"chunk_crc_mismatches") > 0),
+    ?assert(counter(Node, ~"chunk_crc_mismatches_total") > 0),
     %% A subscription of another stream continues, and what is behind the damage can be read.
     ok = credit(Client, Beside, 1),
     ?assertMatch(#{id := 10}, chunk(Client, Beside)),

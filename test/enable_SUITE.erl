@@ -122,7 +122,7 @@ a_restart_serves_history_and_resumes_the_upload(Config) ->
     ok = flush(Node, Stream, 600),
     ?assert(floor(Node, Stream) >= Floor),
     ok = read(Again, subscribe(Again, Stream, first, 10), 0, 600),
-    ?assert(counter(Node, ~"chunks_served_remote") > 0),
+    ?assert(counter(Node, ~"chunks_delivered_total") > 0),
     stream_s3_ct_client:close(Again).
 
 consumers_of_both_tiers_are_open_while_it_is_disabled(Config) ->
@@ -134,7 +134,7 @@ consumers_of_both_tiers_are_open_while_it_is_disabled(Config) ->
     InHistory = subscribe(Remote, Stream, first, 3),
     ok = read(Remote, InHistory, 0, 50),
     ?assert(50 < Floor),
-    ?assert(counter(Node, ~"chunks_served_remote") > 0),
+    ?assert(counter(Node, ~"chunks_delivered_total") > 0),
     %% Has no credit left when the plugin goes, and gives some when it is back.
     Patient = subscribe(Local, Stream, first, 1),
     ?assertMatch(#{id := 0}, stream_s3_ct_client:chunk(Local, Patient)),
@@ -159,7 +159,7 @@ consumers_of_both_tiers_are_open_while_it_is_disabled(Config) ->
     %% The consumer that waited in history with credit is given what follows by itself.
     ok = read(Remote, InHistory, Reached, 810),
     ok = read(Publisher, subscribe(Publisher, Stream, first, 10), 0, 810),
-    ?assert(counter(Node, ~"chunks_served_remote") > 0),
+    ?assert(counter(Node, ~"chunks_delivered_total") > 0),
     [stream_s3_ct_client:close(Client) || Client <- [Publisher, Remote, Local]],
     ok = until(
         "no reader is left over", fun() -> counter(Node, ~"remote_readers") == 0 andalso ok end
@@ -178,7 +178,7 @@ readers_are_open_while_it_is_disabled_and_enabled_five_times(Config) ->
             ok = enable(Node, ?PLUGIN),
             ok = stream_s3_ct_tier:wait_persisted(Node, Stream, 300),
             ok = read(Client, subscribe(Client, Stream, first, 10), 0, 300),
-            counter(Node, ~"chunks_served_remote")
+            counter(Node, ~"chunks_delivered_total")
         end
      || _ <- lists:seq(1, 5)
     ],
@@ -187,7 +187,7 @@ readers_are_open_while_it_is_disabled_and_enabled_five_times(Config) ->
 
 nothing_went_wrong_meanwhile(Config) ->
     {Node, _, _} = setup(Config),
-    ?assertEqual(0, counter(Node, ~"native_panics")),
+    ?assertEqual(0, counter(Node, ~"native_panics_total")),
     ?assertEqual([], lists:sublist(stream_s3_ct_node:errors(Node), 10)).
 
 %% Helpers -----------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ writers_readers_and_retention_call_the_hooks(Config) ->
     ?assert(Floor > 100),
     %% The reader's: what is in no local segment is delivered.
     ok = read(Client, subscribe(Client, ?STREAM, first, 10), 0, 400),
-    ?assert(counter(Node, ~"chunks_served_remote") >= Floor div 10),
+    ?assert(counter(Node, ~"chunks_delivered_total") >= Floor div 10),
     stream_s3_ct_client:close(Client).
 
 nothing_is_left_after_disable(Config) ->

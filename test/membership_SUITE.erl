@@ -10,6 +10,7 @@
 -export([all/0, suite/0, init_per_suite/1, end_per_suite/1]).
 -export([
     it_is_off_by_default/1,
+    an_operator_policy_overrules_the_policy_of_a_user/1,
     a_stream_grows_to_its_target_when_it_is_enabled/1,
     a_new_replica_serves_history_that_it_never_had/1,
     a_new_leader_carries_on_the_upload/1,
@@ -27,7 +28,7 @@
 -import(stream_s3_ct_client, [with_client/2, subscribe/4]).
 -import(stream_s3_ct_records, [fill/3, read/4]).
 -import(stream_s3_ct_tier, [
-    counter/2, flush/3, leader/2, members/2, wait_member/2, wait_members/3
+    counter/2, counter/3, flush/3, leader/2, members/2, wait_member/2, wait_members/3
 ]).
 -import(stream_s3_ct_wait, [until/3]).
 
@@ -48,6 +49,7 @@ suite() ->
 all() ->
     [
         it_is_off_by_default,
+        an_operator_policy_overrules_the_policy_of_a_user,
         a_stream_grows_to_its_target_when_it_is_enabled,
         a_new_replica_serves_history_that_it_never_had,
         a_new_leader_carries_on_the_upload,
@@ -79,8 +81,28 @@ it_is_off_by_default(Config) ->
     ok = create(Node, ~"grown", 2),
     ok = target(Node, ~"grown", 3),
     [?assertEqual(undefined, rpc(N, erlang, whereis, [?RECONCILER])) || N <- Nodes],
-    [?assertEqual(0, counter(N, ~"membership_rounds")) || N <- Nodes],
+    [?assertEqual(0, counter(N, ~"membership_rounds_total")) || N <- Nodes],
     ?assertEqual(2, map_size(members(Node, ~"grown"))).
+
+an_operator_policy_overrules_the_policy_of_a_user(Config) ->
+    [Node | _] = cluster(Config),
+    ok = create(Node, ~"ruled", 1),
+    ok = target(Node, ~"ruled", 1),
+    Set = fun(Size) ->
+        Definition = iolist_to_binary(json:encode(#{?TARGET => Size})),
+        Args = [~"/", ~"ruled-by", ~"^ruled$", Definition, ~"0", ~"streams", ~"ct"],
+        rpc(Node, rabbit_policy, parse_set_op, Args)
+    end,
+    ?assertMatch({error_string, _}, Set(0)),
+    ok = Set(2),
+    Target = fun() ->
+        {ok, Queue} = rpc(Node, rabbit_amqqueue, lookup, [~"ruled", ~"/"]),
+        rpc(Node, rabbitmq_stream_s3_membership_policy, target_size, [Queue])
+    end,
+    ok = until("both policies apply", fun() -> Target() =:= 2 andalso ok end, 10_000),
+    ok = rpc(Node, rabbit_policy, delete_op, [~"/", ~"ruled-by", ~"ct"]),
+    ok = until("the user's is left", fun() -> Target() =:= 1 andalso ok end, 10_000),
+    ok = stream_s3_ct_amqp:delete(Node, ~"ruled").
 
 a_stream_grows_to_its_target_when_it_is_enabled(Config) ->
     [Node | _] = Nodes = cluster(Config),
@@ -98,7 +120,7 @@ a_new_replica_serves_history_that_it_never_had(Config) ->
     Nodes = cluster(Config),
     ok = flush(leader(Nodes, ~"grown"), ~"grown", ?COUNT),
     [ok = whole(Node, ~"grown", ?COUNT) || Node <- Nodes],
-    [?assert(counter(Node, ~"chunks_served_remote") > 0) || Node <- Nodes].
+    [?assert(counter(Node, ~"chunks_delivered_total") > 0) || Node <- Nodes].
 
 a_new_leader_carries_on_the_upload(Config) ->
     Nodes = cluster(Config),
@@ -137,12 +159,12 @@ a_writer_that_comes_is_a_trigger(Config) ->
     ok = create(Node, ~"moves", 2),
     ?assertEqual(maps:get(node, Node), maps:get(node, leader(Nodes, ~"moves"))),
     ok = rpc(Node, sys, suspend, [?RECONCILER]),
-    Looked = [{N, counter(N, ~"membership_rounds")} || N <- Others],
+    Looked = [{N, counter(N, ~"membership_rounds_total")} || N <- Others],
     ok = target(Node, ~"moves", 3),
     [
         ok = until(
             "it has looked",
-            fun() -> counter(N, ~"membership_rounds") > Rounds andalso ok end,
+            fun() -> counter(N, ~"membership_rounds_total") > Rounds andalso ok end,
             60_000
         )
      || {N, Rounds} <- Looked
@@ -190,7 +212,7 @@ a_minority_changes_nothing(Config) ->
     Changes = fun() ->
         [
             counted([Alone], Name)
-         || Name <- [~"replicas_added", ~"replicas_removed", ~"changes_refused"]
+         || Name <- [~"replicas_added", ~"replicas_removed", ~"refused"]
         ]
     end,
     Before = Changes(),
@@ -231,7 +253,7 @@ members_on_a_forgotten_node_are_removed(Config) ->
 nothing_went_wrong_meanwhile(Config) ->
     [Node, Other | _] = cluster(Config),
     Ours = fun(Line) -> string:find(Line, "stream_s3") =/= nomatch end,
-    [?assertEqual(0, counter(N, ~"native_panics")) || N <- [Node, Other]],
+    [?assertEqual(0, counter(N, ~"native_panics_total")) || N <- [Node, Other]],
     [?assertEqual([], lists:filter(Ours, stream_s3_ct_node:errors(N))) || N <- [Node, Other]].
 
 %% Helpers -----------------------------------------------------------------------------------------
@@ -262,8 +284,9 @@ whole(Node, Stream, End) ->
 target(Node, Stream, Size) ->
     stream_s3_ct_tier:set_policy(Node, Stream, ?TARGET, Size).
 
-counted(Nodes, Name) ->
-    lists:sum([counter(Node, <<"membership_", Name/binary>>) || Node <- Nodes]).
+counted(Nodes, Change) ->
+    Labels = <<"change=\"", Change/binary, "\"">>,
+    lists:sum([counter(Node, ~"membership_changes_total", Labels) || Node <- Nodes]).
 
 occurrences(Node, Text) ->
     length(binary:matches(log(Node), Text)).

@@ -83,7 +83,7 @@ an_offset_begins_in_the_chunk_that_has_it(Config) ->
         begin
             Client = open(Node),
             Floor = floor(Node, ?STREAM),
-            Served = counter(Node, ~"chunks_served_remote"),
+            Served = counter(Node, ~"chunks_delivered_total"),
             Edges = inside([Edge + D || Edge <- boundaries(Config, Node), D <- [-1, 0, 1]]),
             Offsets = lists:usort(
                 Edges ++ inside([Id + D || Id <- maps:keys(Chunks), D <- [0, 2, 9]])
@@ -109,7 +109,7 @@ an_offset_begins_in_the_chunk_that_has_it(Config) ->
             ],
             Remote = length([Offset || Offset <- Offsets, chunk_of(Offset) < Floor]),
             ?assert(Remote > 100),
-            ?assert(counter(Node, ~"chunks_served_remote") >= Served + Remote),
+            ?assert(counter(Node, ~"chunks_delivered_total") >= Served + Remote),
             close(Client)
         end
      || Node <- both(Config)
@@ -141,15 +141,15 @@ a_time_begins_in_the_first_chunk_that_is_not_older(Config) ->
             Known = [Time || Time <- Around, Time =< lists:last(Times)],
             %% What is behind an older local chunk is read locally, without a request. A consumer that asks for the very
             %% first local chunk is sent to the remote tier: others of its time may come before it.
-            Before = counter(Node, ~"chunks_served_remote"),
+            Before = counter(Node, ~"chunks_delivered_total"),
             Requests = length(stream_s3_ct_s3:requests(S3, [{"operation", "GetObject"}])),
             lists:foreach(Attach, [Time || Time <- Known, Time > AtFloor]),
-            ?assertEqual(Before, counter(Node, ~"chunks_served_remote")),
+            ?assertEqual(Before, counter(Node, ~"chunks_delivered_total")),
             ?assertEqual(
                 Requests, length(stream_s3_ct_s3:requests(S3, [{"operation", "GetObject"}]))
             ),
             lists:foreach(Attach, [Time || Time <- Known, Time =< AtFloor]),
-            ?assert(counter(Node, ~"chunks_served_remote") > Before),
+            ?assert(counter(Node, ~"chunks_delivered_total") > Before),
             close(Client)
         end
      || Node <- both(Config)
@@ -245,7 +245,7 @@ amqp_begins_at_the_very_record(Config) ->
     [
         begin
             Floor = tier(Node, Stream, Next),
-            Served = counter(Node, ~"chunks_served_remote"),
+            Served = counter(Node, ~"chunks_delivered_total"),
             %% The first local record, and those around it.
             Local = length([Offset || Offset <- Offsets, Offset < Floor]),
             [
@@ -265,7 +265,7 @@ amqp_begins_at_the_very_record(Config) ->
              || Number <- lists:usort([0, 2, 99, 100, Local - 1, Local, Local + 2, Count - 1]),
                 Number < Count
             ],
-            ?assert(counter(Node, ~"chunks_served_remote") > Served)
+            ?assert(counter(Node, ~"chunks_delivered_total") > Served)
         end
      || Node <- Nodes
     ],
@@ -343,7 +343,7 @@ nothing_is_skipped_while_both_tiers_are_trimmed(Config) ->
     ].
 
 nothing_went_wrong_meanwhile(Config) ->
-    [?assertEqual(0, counter(Node, ~"native_panics")) || Node <- both(Config)],
+    [?assertEqual(0, counter(Node, ~"native_panics_total")) || Node <- both(Config)],
     [?assertEqual([], stream_s3_ct_node:errors(Node)) || Node <- both(Config)].
 
 %% Helpers -----------------------------------------------------------------------------------------

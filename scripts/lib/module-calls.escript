@@ -21,7 +21,9 @@ floors() ->
         {"reading", ["log_reader", "reader_"]},
         {"manifests", ["manifest_", "membership", "membership_policy", "recovery_plan"]},
         {"host", ["host_", "db", "db_"]},
-        {"ground", ["", "nif", "native_log", "config", "settings", "counters", "registry", "peers"]}
+        {"ground", [
+            "", "nif", "native_log", "config", "settings", "counters", "metrics", "registry", "peers"
+        ]}
     ].
 
 main(["check", Ebin]) ->

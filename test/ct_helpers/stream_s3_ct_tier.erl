@@ -4,7 +4,7 @@
 -module(stream_s3_ct_tier).
 
 -export([node/3]).
--export([node_status/1, stream_status/2, stream_id/2, range/2, counter/2, set_policy/4]).
+-export([node_status/1, stream_status/2, stream_id/2, range/2, counter/2, counter/3, set_policy/4]).
 -export([flush/3, wait_persisted/3, wait_trimmed/2, tier/3]).
 -export([segments/2, floor/2, fragments/3]).
 -export([members/2, wait_members/3, leader/2, wait_member/2]).
@@ -50,11 +50,22 @@ range(Node, Stream) ->
 -spec counter(stream_s3_ct_node:t(), binary()) -> number().
 counter(Node, Name) ->
     Full = <<?PLUGIN, "_", Name/binary>>,
-    Page = until("the plugin's metrics", fun() ->
+    stream_s3_ct_page:sum(page_with(Node, Full), Full).
+
+%% The sample of a metric that has these labels, as they are written.
+-spec counter(stream_s3_ct_node:t(), binary(), binary()) -> number().
+counter(Node, Name, Labels) ->
+    Full = <<?PLUGIN, "_", Name/binary>>,
+    {Labels, Value} = lists:keyfind(
+        Labels, 1, stream_s3_ct_page:values(page_with(Node, Full), Full)
+    ),
+    Value.
+
+page_with(Node, Full) ->
+    until("the plugin's metrics", fun() ->
         Page = stream_s3_ct_page:fetch(Node),
         is_list(Page) andalso stream_s3_ct_page:values(Page, Full) =/= [] andalso Page
-    end),
-    stream_s3_ct_page:sum(Page, Full).
+    end).
 
 %% A policy of a stream's own, named as the stream.
 -spec set_policy(stream_s3_ct_node:t(), binary(), binary(), term()) ->

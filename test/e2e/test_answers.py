@@ -65,14 +65,14 @@ PAGES = {"text": "default backend - 404", "html": "<html><body>404</body></html>
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_a_404_that_is_not_of_s3_is_waited_out(broker, s3, stream_name, page):
     keys = tiered(broker, stream_name)
-    lost, bare = broker.counter("readers_lost"), broker.counter("request_errors_bare_404")
+    lost, bare = broker.counter("remote_reader_bad_places_total", kind="lost"), broker.counter("request_failures_total", reason="bare_404")
     s3.fault(name="ingress", key=keys[1], status=404, page=page, count=ANSWERS)
     reading = Reading(broker, stream_name)
     reading.start()
-    wait_until(lambda: broker.counter("request_errors_bare_404") - bare >= ANSWERS, 90, "that many answers")
+    wait_until(lambda: broker.counter("request_failures_total", reason="bare_404") - bare >= ANSWERS, 90, "that many answers")
     s3.clear_faults()
     reading.end()
-    assert broker.counter("readers_lost") == lost
+    assert broker.counter("remote_reader_bad_places_total", kind="lost") == lost
     assert broker.node_status()["read_alarm"] == "none"
 
 
@@ -82,7 +82,7 @@ def test_an_archived_object_is_waited_for_and_named(broker, s3, stream_name):
     reading = Reading(broker, stream_name)
     reading.start()
     wait_until(lambda: broker.node_status()["read_alarm"] == "archived", 30, "the alarm")
-    assert broker.metrics().value("rabbitmq_stream_s3_read_alarm") == 1
+    assert broker.counter("integrity_incidents", kind="archived") == 1
     said = f"archived: archived: object {keys[1]} is in an archive class: restore it"
     wait_until(lambda: said in broker.log(), 90, "the log names the object and says what to do")
     assert reading.is_alive() and reading.failure is None

@@ -64,7 +64,7 @@ def test_clients_of_both_languages_read_history_while_it_is_trimmed(broker, door
     publish(broker, stream, HALF, SIZE)
     broker.flush_tier(stream, HALF)
     broker.wait_trimmed(stream)
-    floor, served = broker.segments(stream)[0][0], broker.counter("chunks_served_remote")
+    floor, served = broker.segments(stream)[0][0], broker.counter("chunks_delivered_total", tier="remote")
     assert floor > 0
     started = threading.Barrier(len(CLIENTS) + 1)
 
@@ -82,7 +82,7 @@ def test_clients_of_both_languages_read_history_while_it_is_trimmed(broker, door
             assert reader.result(300).count == 2 * HALF, name
     broker.wait_trimmed(stream)
     assert broker.segments(stream)[0][0] > floor, "nothing was trimmed meanwhile"
-    assert broker.counter("chunks_served_remote") > served + len(CLIENTS)
+    assert broker.counter("chunks_delivered_total", tier="remote") > served + len(CLIENTS)
 
 
 @pytest.mark.parametrize("consumer", [consume_foreign_stream, consume_foreign_amqp091, consume_foreign_amqp10])

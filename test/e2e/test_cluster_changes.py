@@ -37,9 +37,9 @@ def load(cluster):
 def fresh_reader_sees_old_records(cluster, load, node):
     """A consumer that attaches now at `first` gets what only S3 has."""
     wait_until(lambda: node.segments(STREAM)[0][0] > 0, 60, f"{node.name}: trimmed")
-    served = node.counter("chunks_served_remote")
+    served = node.counter("chunks_delivered_total", tier="remote")
     load.read(node)
-    wait_until(lambda: node.counter("chunks_served_remote") > served, 30, f"{node.name} serves old records")
+    wait_until(lambda: node.counter("chunks_delivered_total", tier="remote") > served, 30, f"{node.name} serves old records")
 
 
 @pytest.fixture(autouse=True)
@@ -207,5 +207,5 @@ def test_the_history_makes_sense(cluster, load, s3):
     cluster.manifest(STREAM).check()
     check_puts(s3, cluster.nodes[0].stream_id(STREAM))
     for node in cluster.nodes:
-        assert node.counter("native_panics") == 0
+        assert node.counter("native_panics_total") == 0
         assert node.counter("manifests_pending") == 0

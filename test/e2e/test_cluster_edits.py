@@ -32,20 +32,25 @@ def load(cluster):
         yield made
 
 
+METRICS = {
+    "sent": "manifest_edits_sent_total",
+    **{result: f'manifest_edits_received_total{{result="{result}"}}' for result in ("applied", "unfitting", "corrupt")},
+    "syncs": "manifest_syncs_total",
+    "persists": 'manifest_objects_uploaded_total{kind="root"}',
+}
+
+
 class Counted:
     """What has been counted on a node since this was made."""
 
     def __init__(self, node):
         self.node, self._before = node, {}
         page = node.metrics()
-        for name in ("applied", "unfitting", "corrupt", "sent"):
-            self._before[name] = page.sum(f"rabbitmq_stream_s3_manifest_edits_{name}")
-        self._before["syncs"] = page.sum("rabbitmq_stream_s3_manifest_syncs")
-        self._before["persists"] = page.sum("rabbitmq_stream_s3_roots_uploaded")
+        for name in METRICS:
+            self._before[name] = page.sum(f"rabbitmq_stream_s3_{METRICS[name]}")
 
     def __getattr__(self, name):
-        metric = {"syncs": "manifest_syncs", "persists": "roots_uploaded"}.get(name, f"manifest_edits_{name}")
-        return self.node.counter(metric) - self._before[name]
+        return self.node.counter(METRICS[name]) - self._before[name]
 
 
 def follows(node, count=1):
@@ -72,20 +77,20 @@ def test_replicas_apply_edits_and_fetch_no_root(cluster, load, s3):
     for node in replicas:
         follows(node)
     writer, counted, since = Counted(leader), [Counted(node) for node in replicas], s3.last_id()
-    groups = leader.counter("groups_uploaded")
+    groups = leader.counter("manifest_objects_uploaded_total", kind="group")
     wait_until(lambda: writer.persists >= ROUND, 120, "persists")
     for node in counted:
         wait_until(lambda node=node: node.applied >= ROUND - 1, 30, f"{node.node.name}: an edit for each persist")
         assert (node.syncs, node.unfitting, node.corrupt) == (0, 0, 0)
     assert root_requests(s3, since) == []
     assert writer.sent >= 2 * (ROUND - 1)
-    assert leader.counter("groups_uploaded") > groups, "what became groups was followed, too"
+    assert leader.counter("manifest_objects_uploaded_total", kind="group") > groups, "what became groups was followed, too"
     in_step(cluster)
     for node in replicas:
         # Local retention goes by it.
         node.wait_trimmed(STREAM)
         assert node.segments(STREAM)[0][0] > 0
-        assert node.counter("pointer_moves_missed") == 0
+        assert node.counter("manifest_notifications_total", result="missed") == 0
 
 
 # In the process itself: of all that it is sent, the next edit and the announcement behind it are lost.
@@ -158,5 +163,5 @@ def test_the_history_is_right_and_nothing_is_left_over(cluster, load):
     truth = load.check(cluster.nodes[0])
     for node in cluster.nodes:
         load.check_again(node, truth)
-        assert node.counter("native_panics") == 0
+        assert node.counter("native_panics_total") == 0
         assert node.counter("manifests_pending") == 0

@@ -104,15 +104,15 @@ def test_the_leader_is_killed(cluster, load, moment, part, when):
 
 def test_the_leader_loses_the_others_between_root_and_pointer(cluster, load):
     leader = cluster.wait_leader(STREAM)
-    tried, moved = leader.counter("pointer_writes"), leader.counter("pointer_writes_ok")
+    tried, moved = leader.counter("metadata_write_attempts_total"), leader.counter("metadata_writes_total", result="ok")
     key = held_put(cluster, "/metadata/root.", after_effect=True)
     begun = time.monotonic()
     cluster.isolate(leader)
     cluster.s3.clear_faults()
     resumes_elsewhere(cluster, load, leader, begun, "leader alone")
     # It did try to move the pointer, and did not.
-    wait_until(lambda: leader.counter("pointer_writes") > tried, 30, "the deposed writer tries")
-    assert leader.counter("pointer_writes_ok") == moved
+    wait_until(lambda: leader.counter("metadata_write_attempts_total") > tried, 30, "the deposed writer tries")
+    assert leader.counter("metadata_writes_total", result="ok") == moved
     cluster.heal_all()
     cluster.wait_members(STREAM)
     assert not key.endswith(f".{cluster.manifest(STREAM).check().uid:08x}.manifest")
@@ -152,9 +152,9 @@ def test_a_replica_is_killed_and_its_log_wiped(cluster, load):
     replica.start()
     cluster.wait_members(STREAM, [replica])
     assert replica.segments(STREAM)[0][0] > 0, "it began with what the others still have"
-    served = replica.counter("chunks_served_remote")
+    served = replica.counter("chunks_delivered_total", tier="remote")
     load.read(replica)
-    wait_until(lambda: replica.counter("chunks_served_remote") > served, 30, "it serves old records")
+    wait_until(lambda: replica.counter("chunks_delivered_total", tier="remote") > served, 30, "it serves old records")
 
 
 def test_a_node_is_replaced(cluster, load):
@@ -162,9 +162,9 @@ def test_a_node_is_replaced(cluster, load):
     cluster.replace(replica, STREAM)
     load.wait_confirmed(50)
     assert replica.segments(STREAM)[0][0] > 0
-    served = replica.counter("chunks_served_remote")
+    served = replica.counter("chunks_delivered_total", tier="remote")
     load.read(replica)
-    wait_until(lambda: replica.counter("chunks_served_remote") > served, 30, "it serves old records")
+    wait_until(lambda: replica.counter("chunks_delivered_total", tier="remote") > served, 30, "it serves old records")
 
 
 def test_a_replica_is_taken_away_and_given_back(cluster, load):
@@ -228,5 +228,5 @@ def test_the_history_makes_sense(cluster, load):
     cluster.manifest(STREAM).check()
     check_puts(cluster.s3, cluster.nodes[0].stream_id(STREAM))
     for node in cluster.nodes:
-        assert node.counter("native_panics") == 0
+        assert node.counter("native_panics_total") == 0
         assert node.counter("manifests_pending") == 0

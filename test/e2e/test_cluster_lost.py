@@ -39,7 +39,7 @@ def test_a_reader_whose_object_is_gone_asks_for_the_manifest_of_now(cluster, s3)
     replica.wait_trimmed(STREAM)
     assert replica.range(STREAM)[0] == 0
     oldest = min(s3.keys(f"{leader.stream_id(STREAM)}/data/"))
-    lost, syncs = replica.counter("readers_lost"), replica.counter("manifest_syncs")
+    lost, syncs = replica.counter("remote_reader_bad_places_total", kind="lost"), replica.counter("manifest_syncs_total")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         losing = pool.submit(replica.rpc, LOSE_ALL)
         leader.ctl("set_policy", "bound", f"^{STREAM}$", '{"max-length-bytes": 3000000}', "--apply-to", "streams")
@@ -52,7 +52,7 @@ def test_a_reader_whose_object_is_gone_asks_for_the_manifest_of_now(cluster, s3)
         assert client.metadata_updates == []
     assert chunk.chunk_id == first
     # It came by way of an object that is gone, and of a manifest that was asked for.
-    assert replica.counter("readers_lost") - lost == 1
-    assert replica.counter("manifest_syncs") - syncs == 1
+    assert replica.counter("remote_reader_bad_places_total", kind="lost") - lost == 1
+    assert replica.counter("manifest_syncs_total") - syncs == 1
     assert replica.node_status()["read_alarm"] == "none", "a false alarm is over"
     assert "a consumer cannot continue" not in replica.log()

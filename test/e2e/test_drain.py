@@ -66,7 +66,7 @@ def drain(connection, link, credit):
 
 @pytest.mark.parametrize("credit", [7, 50, 1000])
 def test_a_drain_is_answered_after_everything_that_there_is(broker, s3, connection, credit):
-    before = broker.counter("drains_deferred")
+    before = broker.counter("drains_deferred_total")
     s3.fault(name="slow", operation="GetObject", delay_ms=200)
     try:
         link, got = receiver(connection, FIRST), []
@@ -78,19 +78,19 @@ def test_a_drain_is_answered_after_everything_that_there_is(broker, s3, connecti
         assert s3.log(rule="slow"), "nothing came from S3"
     finally:
         s3.clear_faults()
-    assert broker.counter("drains_deferred") > before, "S3 was never waited for"
+    assert broker.counter("drains_deferred_total") > before, "S3 was never waited for"
     # What comes later is for later.
     assert drain(connection, link, 10) == []
 
 
 def test_at_the_end_a_drain_is_answered_at_once(broker, connection):
-    before = broker.counter("drains_deferred")
+    before = broker.counter("drains_deferred_total")
     link = receiver(connection, NEXT)
     assert drain(connection, link, 100) == []
     with broker.client() as client:
         client.create("beside")
     assert drain(connection, receiver(connection, at_offset(COUNT)), 5) == []
-    assert broker.counter("drains_deferred") == before
+    assert broker.counter("drains_deferred_total") == before
 
 
 def test_a_drain_that_s3_does_not_answer_ends_its_link_and_not_its_session(broker, s3):
@@ -99,12 +99,12 @@ def test_a_drain_that_s3_does_not_answer_ends_its_link_and_not_its_session(broke
         # Records that no cache has.
         broker.restart()
         connection = BlockingConnection(f"amqp://guest:guest@127.0.0.1:{broker.amqp_port}", timeout=60, heartbeat=0)
-        given_up = broker.counter("drains_given_up")
+        given_up = broker.counter("drains_given_up_total")
         link = receiver(connection, FIRST)
         with pytest.raises(LinkDetached) as detached:
             drain(connection, link, 10)
         assert detached.value.condition == "amqp:illegal-state"
-        assert broker.counter("drains_given_up") == given_up + 1
+        assert broker.counter("drains_given_up_total") == given_up + 1
         # The session lives: the same link again, and the end of the stream on it.
         assert drain(connection, receiver(connection, NEXT), 10) == []
     finally:

@@ -98,7 +98,7 @@ def test_a_commit_that_comes_after_the_next_writer_s_is_refused(cluster, s3):
     cluster.publish(target)
     target.flush_tier(STREAM, cluster.count)
     moved = pointer(target)
-    conflicts = leader.counter("pointer_writes_conflict")
+    conflicts = leader.counter('metadata_writes_total{result="conflict"}')
     stream_id = leader.stream_id(STREAM)
     # Exactly what its shell would do with it.
     outcome = leader.rpc(
@@ -106,7 +106,7 @@ def test_a_commit_that_comes_after_the_next_writer_s_is_refused(cluster, s3):
         f" {', '.join(wanted)})."
     )
     assert outcome == "conflict"
-    assert leader.counter("pointer_writes_conflict") == conflicts + 1
+    assert leader.counter('metadata_writes_total{result="conflict"}') == conflicts + 1
     assert pointer(leader) == moved
     assert leader.rpc(f"sys:resume({reader}).") == "ok"
     wait_until(lambda: leader.rpc(reader_of(leader)) == "undefined", 30, "the deposed one has stood down")
@@ -143,5 +143,5 @@ def test_a_writer_that_was_frozen_through_its_deposition_changes_nothing(cluster
 
 def test_nothing_is_left_over(cluster):
     for node in cluster.nodes:
-        assert node.counter("native_panics") == 0
+        assert node.counter("native_panics_total") == 0
         assert node.counter("manifests_pending") == 0

@@ -67,7 +67,7 @@ def local(broker, s3):
     every = [(c.chunk_id, c.data) for c in consume_chunks(broker, STREAM, FIRST, lambda c: c.next_offset >= COUNT)]
     found = {name: delivered(broker, properties) for name, properties in SUBSCRIPTIONS.items()}
     found["amqp"] = amqp(broker)
-    assert broker.counter("chunks_served_remote") == 0
+    assert broker.counter("chunks_delivered_total", tier="remote") == 0
     s3.clear_faults()
     broker.flush_tier(STREAM, COUNT)
     broker.wait_trimmed(STREAM)
@@ -78,13 +78,13 @@ def local(broker, s3):
 @pytest.mark.parametrize("name", SUBSCRIPTIONS)
 def test_s3_gives_the_very_chunks_that_the_local_log_gave(broker, local, name):
     every, found = local
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     assert delivered(broker, SUBSCRIPTIONS[name]) == found[name]
     # From inside, too.
     inside = every[len(every) // 3][0]
     behind = [chunk for chunk in found[name] if chunk[0] >= inside]
     assert delivered(broker, SUBSCRIPTIONS[name], at_offset(inside)) == behind
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
     if name == "all":
         assert found[name] == every
     else:
@@ -107,10 +107,10 @@ def test_no_chunk_with_a_wanted_value_is_left_out(local):
 
 def test_amqp_consumers_with_filters_get_the_same(broker, local):
     _, found = local
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     assert amqp(broker) == found["amqp"]
     assert all(0 < len(records) < COUNT for records in found["amqp"].values())
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def test_what_a_filter_costs(broker, s3, local):

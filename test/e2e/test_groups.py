@@ -84,9 +84,9 @@ def test_groups_of_every_height_are_in_s3_and_carry_their_checksum(broker, s3, g
 
 
 def test_everything_is_read_through_the_groups(broker, grown):
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     verify(consume(broker, "grown", RECORDS), 0, RECORDS, fixed(RECORD_BYTES))
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def test_attaching_at_offsets_and_timestamps_costs_one_path(broker, s3, grown):

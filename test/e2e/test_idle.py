@@ -69,7 +69,7 @@ def test_what_a_thousand_idle_streams_cost(broker, s3):
         s3.wait_log(1, seconds=60, after=quiet_since)
     after = figures(broker)
     each = {name: (after[name] - before[name]) / STREAMS for name in after}
-    counted = broker.metrics().sum("rabbitmq_stream_s3_streams_open")
+    counted = broker.metrics().sum("rabbitmq_stream_s3_streams_uploading")
     assert counted == FIRST_STREAMS + STREAMS, "not all of them are tiered"
     print(
         f"{STREAMS} idle streams, each: {each['native']:.0f} bytes native; {each['processes']:.1f} Erlang processes of ours,"

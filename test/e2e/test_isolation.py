@@ -89,10 +89,10 @@ def test_a_stream_that_s3_refuses_stalls_alone(node, s3):
     prefix = f"/{broker.stream_id(REFUSED)}/data/"
     s3.fault(name="refused", operation="PutObject", key=prefix, status=403, code="AccessDenied")
     before = supervisors(node)
-    completed = broker.counter("fragments_uploaded")
+    completed = broker.counter("fragments_uploaded_total")
     node.publish(node.count)
     node.wait_durable([KILLED, *OTHERS])
-    assert broker.counter("fragments_uploaded") >= completed + len(OTHERS) + 1
+    assert broker.counter("fragments_uploaded_total") >= completed + len(OTHERS) + 1
     wait_until(lambda: broker.stream_status(REFUSED)["problem_kind"] == "transfer", 60, "the problem is shown")
     assert [rule for rule in s3.faults() if rule["name"] == "refused"][0]["hits"] > 0
     assert supervisors(node) == before, "nothing was restarted for it"
@@ -104,7 +104,7 @@ def test_a_stream_whose_reader_keeps_dying_parks_alone_and_is_picked_up(node):
     broker = node.broker
     others = {stream: node.reader(stream) for stream in OTHERS[:5]}
     factory, active = supervisors(node)
-    started = broker.counter("readers_started")
+    started = broker.counter("replica_reader_starts_total")
     stream_id = broker.stream_id(KILLED)
     # Beyond its budget: each reader as soon as it is there, until its supervisor has given up.
     gave_up = broker.rpc(
@@ -119,7 +119,7 @@ def test_a_stream_whose_reader_keeps_dying_parks_alone_and_is_picked_up(node):
         " Kill(Kill, 0) end."
     )
     assert gave_up.replace(" ", "") == "{4,shutdown}", gave_up
-    assert broker.counter("readers_started") == started + 3
+    assert broker.counter("replica_reader_starts_total") == started + 3
     assert supervisors(node) == (factory, active - 1)
     assert node.reader(KILLED) == "undefined"
     node.publish(node.count)
@@ -158,4 +158,4 @@ def test_disabled_and_enabled_again_all_streams_go_on(node):
     broker.plugins("enable", "rabbitmq_stream_s3")
     node.wait_durable(node.count)
     assert supervisors(node)[1] == len(node.count)
-    assert broker.counter("native_panics") == 0
+    assert broker.counter("native_panics_total") == 0

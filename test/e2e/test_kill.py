@@ -76,10 +76,10 @@ def test_twenty_kills(run_dir, s3):
     first, durable = broker.range(STREAM)
     assert first == 0 and durable >= floor and acknowledged <= target
     broker.wait_trimmed(STREAM)
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     for records in (consume(broker, STREAM, end), consume_amqp091(broker, STREAM, end, prefetch=200, ack_every=20)):
         assert verify(records, 0, end, SIZE, tracked=True).count == target
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
     names = [offset for offset, _ in broker.manifest(s3, STREAM).check().fragments]
     assert names == sorted(set(names)), "an offset is in the manifest twice"
     print(f"{KILLS} kills, {target} records, {len(names)} fragments in the manifest, {len(s3.keys('.fragment'))} objects")

@@ -61,8 +61,8 @@ def test_one_member(broker, s3, stream_name, lose):
     read_all(broker, stream_name, BEGUN + MORE)
     broker.flush_tier(stream_name, BEGUN + MORE)
     assert check_bucket(broker, s3, stream_name, fragments) == BEGUN + MORE
-    assert broker.counter("remote_tier_ahead_recoveries") == 0
-    assert broker.counter("local_log_ahead_recoveries") == 0
+    assert broker.counter("recoveries_total", kind="remote_tier_ahead") == 0
+    assert broker.counter("recoveries_total", kind="local_log_ahead") == 0
     broker.restart()
     broker.wait_leader(stream_name)
     broker.wait_persisted(stream_name, BEGUN + MORE)
@@ -99,10 +99,10 @@ def test_an_empty_log_without_the_plugin(broker, s3, stream_name):
     broker.plugins("enable", "rabbitmq_stream_s3")
     stalled = lambda: "lost_log" in str(broker.stream_status(stream_name))  # noqa: E731
     wait_until(stalled, 60, "the status says lost_log")
-    begun = broker.counter("logs_begun_at_durable_end")
+    begun = broker.counter("logs_begun_at_durable_end_total")
     broker.streams("restart_stream", stream_name)
     wait_until(lambda: not stalled(), 60, "it is over")
-    assert broker.counter("logs_begun_at_durable_end") == begun + 1
+    assert broker.counter("logs_begun_at_durable_end_total") == begun + 1
     broker.wait_leader(stream_name)
     broker.wait_persisted(stream_name, DURABLE)
     read_all(broker, stream_name, DURABLE)
@@ -128,7 +128,7 @@ def test_a_log_that_began_anew_without_the_plugin(broker, s3, stream_name):
     after = broker.manifest(s3, stream_name)
     assert (after.first, after.next, after.revision) == (0, DURABLE, before.revision)
     assert fragments <= set(s3.keys(".fragment"))
-    assert broker.counter("remote_tier_ahead_recoveries") == 0
+    assert broker.counter("recoveries_total", kind="remote_tier_ahead") == 0
     # The records of now are there for their readers.
     verify(consume(broker, stream_name, 100), 0, 100, SIZE)
     # The way out that docs/OPERATIONS.md names: without the new log, the old one goes on.

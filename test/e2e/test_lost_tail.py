@@ -58,7 +58,7 @@ def chunks(broker, first, last):
 
 
 def wait_noticed(broker):
-    noticed = lambda: broker.counter("remote_tier_ahead_recoveries") == 1  # noqa: E731
+    noticed = lambda: broker.counter("recoveries_total", kind="remote_tier_ahead") == 1  # noqa: E731
     wait_until(noticed, 30, "the lost end is noticed")
 
 
@@ -67,12 +67,12 @@ def check(broker, s3, fragments, resumed, end):
     sizes = lambda sequence: (SIZE if sequence < resumed else LATER)(sequence)  # noqa: E731
     broker.flush_tier("tail", end)
     broker.wait_trimmed("tail")
-    assert broker.counter("remote_tier_ahead_recoveries") == 1
+    assert broker.counter("recoveries_total", kind="remote_tier_ahead") == 1
     assert broker.range("tail") == (0, end)
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     verify(consume(broker, "tail", end), 0, end, sizes)
     verify(consume_amqp091(broker, "tail", end), 0, end, sizes)
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
     assert fragments <= set(s3.keys(".fragment")), "objects of acknowledged records are gone"
 
 

@@ -65,7 +65,7 @@ def read_all(broker, stream, count, size, credit):
 def test_ten_consumers_of_one_history_fetch_it_once(broker, s3, stream_name):
     count, size = 1_200, 20_000
     tiered(broker, stream_name, count, size)
-    names = ["read_fetched_bytes", "read_delivered_bytes"]
+    names = ["read_fetched_bytes_total", "read_delivered_bytes_total"]
     before = [broker.counter(name) for name in names]
     since = s3.last_id()
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
@@ -85,14 +85,14 @@ def test_ten_consumers_of_one_history_fetch_it_once(broker, s3, stream_name):
     wait_until(lambda: broker.counter("remote_readers") == 0, 10, "no reader left")
     wait_until(lambda: broker.counter("read_memory_reserved_bytes") == 0, 10, "memory is given back")
     wait_until(lambda: broker.counter("read_cache_disk_bytes") > 0, 10, "blocks are on disk")
-    assert broker.counter("read_cache_disk_errors") == 0
+    assert broker.counter("read_cache_disk_errors_total") == 0
 
 
 def test_reading_one_record_costs_one_request(broker, s3, stream_name):
     count, size = 6_000, 2_000
     tiered(broker, stream_name, count, size, window=0)
     first_local = broker.segments(stream_name)[0][0]
-    hits = broker.counter("read_lookup_hits")
+    hits = broker.counter("read_index_requests_total", result="hit")
     since = s3.last_id()
     with broker.client() as client:
         # In the middle of a fragment: its index is known, because it was written here.
@@ -101,7 +101,7 @@ def test_reading_one_record_costs_one_request(broker, s3, stream_name):
         assert chunk.chunk_id <= first_local // 2 < chunk.next_offset
         assert len(chunk.data) < 100_000, "less than a request brings"
         subscription.close()
-    assert broker.counter("read_lookup_hits") > hits
+    assert broker.counter("read_index_requests_total", result="hit") > hits
     gets = told(fetched(broker, s3, stream_name, since))
     assert len(gets) == 1, gets
 
@@ -110,7 +110,7 @@ def test_whoever_reads_the_tail_fetches_nothing(broker, s3, stream_name):
     with broker.client() as client:
         client.create(stream_name, stream_max_segment_size_bytes=SEGMENT)
     publish(broker, stream_name, 10, fixed(1_000))
-    started = broker.counter("read_ranges")
+    started = broker.counter("read_ranges_total")
     since = s3.last_id()
     with broker.client() as client:
         subscriptions = [client.subscribe(stream_name, NEXT, subscription_id=n, credit=100) for n in range(5)]
@@ -124,7 +124,7 @@ def test_whoever_reads_the_tail_fetches_nothing(broker, s3, stream_name):
     broker.wait_trimmed(stream_name)
     assert broker.segments(stream_name)[0][0] > 10, "the beginning is only in S3"
     assert told(fetched(broker, s3, stream_name, since)) == []
-    assert broker.counter("read_ranges") == started
+    assert broker.counter("read_ranges_total") == started
 
 
 def attach_and_kill(broker, stream, count):
@@ -174,7 +174,7 @@ def held(broker):
 
 def test_ten_thousand_consumers_that_are_killed_leave_nothing(broker, s3, stream_name):
     tiered(broker, stream_name, 1_200, 20_000)
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     attach_and_kill(broker, stream_name, KILLED_AT_ONCE)
     before = held(broker)
     for _ in range(KILLED // KILLED_AT_ONCE):
@@ -186,7 +186,7 @@ def test_ten_thousand_consumers_that_are_killed_leave_nothing(broker, s3, stream
     # Connections to S3 come and go with what is fetched; threads that block come and go, too.
     assert descriptors < 20 and threads < 20, (descriptors, threads)
     assert resident < GROWTH_BYTES_MAX, f"{resident} bytes more"
-    assert broker.counter("chunks_served_remote") - served >= KILLED / 2
+    assert broker.counter("chunks_delivered_total", tier="remote") - served >= KILLED / 2
     read_all(broker, stream_name, 1_200, 20_000, 5)
 
 
@@ -207,10 +207,10 @@ def test_damage_that_stays_is_told_and_never_served(broker, s3, stream_name):
             for offset, message in chunk.messages():
                 checker.add(offset, decode(message))
     assert 0 < checker.next_offset < count, "the consumer was not stopped at the damage"
-    assert broker.counter("readers_corrupt") >= 1
-    assert broker.counter("read_refetches_past_cache") >= 1
+    assert broker.counter("remote_reader_bad_places_total", kind="corrupt") >= 1
+    assert broker.counter("read_refetches_total") >= 1
     assert broker.node_status()["read_alarm"] == "corrupt"
-    assert broker.metrics().value("rabbitmq_stream_s3_read_alarm") == 1
+    assert broker.counter("integrity_incidents", kind="corrupt") == 1
     # Without the damage everything is there: what was spoilt was not kept.
     body[len(body) // 2] ^= 0x10
     s3.put(objects[1], bytes(body))

@@ -60,13 +60,13 @@ def fill(node):
 
 def read_everything(node, stream, until=None, tracked=False):
     """Every record over three protocols, and most of it from S3."""
-    served = node.counter("chunks_served_remote")
+    served = node.counter("chunks_delivered_total", tier="remote")
     sizes, until = (MIX if stream == "mixed" else SIZE), until or COUNTS.get(stream, COUNT)
     wanted = MIX.visible_to_amqp if stream == "mixed" else None
     verify(consume(node, stream, until), 0, until, sizes, tracked=tracked)
     verify(consume_amqp091(node, stream, until), 0, until, sizes, wanted=wanted, tracked=tracked)
     verify(consume_amqp10(node, stream, until), 0, until, sizes, wanted=wanted, tracked=tracked)
-    assert node.counter("chunks_served_remote") > served
+    assert node.counter("chunks_delivered_total", tier="remote") > served
 
 
 class Lost:

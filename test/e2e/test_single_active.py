@@ -89,7 +89,7 @@ def test_a_group_goes_on_in_history_when_its_active_consumer_goes(broker):
     partitions = [f"{SUPER}-{n}" for n in range(PARTITIONS)]
     for partition in partitions:
         fill(broker, partition, COUNT)
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
 
     async def main():
         everything = asyncio.Event()
@@ -122,7 +122,7 @@ def test_a_group_goes_on_in_history_when_its_active_consumer_goes(broker):
         if earlier and later:
             assert later[0][0] == earlier[-1][0] + 1 < broker.segments(partition)[0][0], "not where it was stored"
     assert moved, "no partition went from one to the other"
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def test_a_stored_place_below_the_local_log_outlives_trimming_and_a_restart(broker, stream_name):
@@ -138,11 +138,11 @@ def test_a_stored_place_below_the_local_log_outlives_trimming_and_a_restart(brok
     broker.wait_leader(stream_name)
     with broker.client() as client:
         assert client.query_offset(stream_name, "app") == 42
-        served = broker.counter("chunks_served_remote")
+        served = broker.counter("chunks_delivered_total", tier="remote")
         subscription = client.subscribe(stream_name, at_offset(43))
         checker = records.Checker(43, SIZE, tracked=True)
         while checker.count < COUNT + 100 - 43:
             for offset, message in subscription.next_chunk(30).messages():
                 if offset >= 43:
                     checker.add(offset, decode(message))
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served

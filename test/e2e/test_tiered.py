@@ -45,9 +45,9 @@ def mixed(broker):
     tier(broker, "mixed", MIX.count)
     first_local = broker.segments("mixed")[0][0]
     assert first_local > 0, "nothing was trimmed"
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     chunks = list(consume_chunks(broker, "mixed", FIRST, lambda chunk: chunk.next_offset >= MIX.count))
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
     return chunks
 
 
@@ -65,11 +65,11 @@ def test_every_byte_from_first_over_the_stream_protocol(mixed):
 
 @pytest.mark.parametrize("consumer", [consume_rstream, consume_amqp091, consume_amqp10])
 def test_every_byte_from_first_with_clients_that_are_not_ours(broker, mixed, consumer):
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     # rstream opens compressed sub-batches, a stock broker leaves them out of AMQP.
     wanted = None if consumer is consume_rstream else MIX.visible_to_amqp
     verify(consumer(broker, "mixed", MIX.count), 0, MIX.count, MIX, wanted=wanted)
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def test_attaching_anywhere_gives_what_an_untiered_stream_gives(broker, s3, mixed):
@@ -136,12 +136,12 @@ def test_filtered_consumer_across_both_tiers(broker, stream_name):
         client.create(stream_name, stream_max_segment_size_bytes=SEGMENT, stream_filter_size_bytes=32)
     publish(broker, stream_name, 10_000, fixed(2_000), filters=filter_value, window=200)
     tier(broker, stream_name, 10_000)
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     wanted = lambda sequence: filter_value(sequence) == "green"  # noqa: E731
     found = consume(broker, stream_name, 9_500, properties={"filter.0": "green"})
     checked = verify(found, 0, 9_500, fixed(2_000), wanted=wanted)
     assert checked.count < 9_500, "the filter filtered nothing"
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def test_slow_local_consumer_overtaken_by_trimming_misses_nothing(broker, stream_name):
@@ -155,7 +155,7 @@ def test_slow_local_consumer_overtaken_by_trimming_misses_nothing(broker, stream
         publish(broker, stream_name, 2_000, fixed(10_000), first=200, batch=10)
         tier(broker, stream_name, 2_200)
         assert broker.segments(stream_name)[0][0] > 200, "the reader's segments are still there"
-        served = broker.counter("chunks_served_remote")
+        served = broker.counter("chunks_delivered_total", tier="remote")
         checker = records.Checker(0, fixed(10_000))
         while True:
             for offset, message in chunk.messages():
@@ -164,7 +164,7 @@ def test_slow_local_consumer_overtaken_by_trimming_misses_nothing(broker, stream
                 break
             subscription.credit(1)
             chunk = subscription.next_chunk(30, credit=0)
-        assert broker.counter("chunks_served_remote") > served, "it was all read locally"
+        assert broker.counter("chunks_delivered_total", tier="remote") > served, "it was all read locally"
 
 
 def test_ten_subscriptions_one_of_them_hung_in_s3(broker, s3, stream_name):
@@ -245,7 +245,7 @@ def test_corrupt_bytes_are_never_delivered_and_end_the_subscription(broker, s3, 
         # The connection has forgotten it: its number is free, and what is behind the damage can be read.
         behind = int(keys[2].rsplit("/", 1)[1].split(".")[0])
         assert client.subscribe(stream_name, at_offset(behind), subscription_id=1).next_chunk(30).chunk_id == behind
-    assert broker.counter("chunk_crc_mismatches") > 0
+    assert broker.counter("chunk_crc_mismatches_total") > 0
     # AMQP has a word for it: the consumer is cancelled.
     given = list(consume_amqp091(broker, stream_name, 200))
     assert damaged <= len(given) < 200
@@ -264,7 +264,7 @@ def test_consumers_go_on_at_the_floor_of_a_gap(broker, s3, stream_name):
             floor = lambda: broker.segments(stream_name)[0][0]  # noqa: E731
             begins = wait_until(lambda: floor() > 40 and floor(), 60, "a gap")
             assert broker.range(stream_name) == (0, 40)
-            reads, served = broker.counter("pointer_reads"), broker.counter("chunks_served_remote")
+            reads, served = broker.counter("metadata_reads_total"), broker.counter("chunks_delivered_total", tier="remote")
             subscription = client.subscribe(stream_name, FIRST, credit=100)
             follows, jumps = 0, []
             while follows < 640:
@@ -276,14 +276,14 @@ def test_consumers_go_on_at_the_floor_of_a_gap(broker, s3, stream_name):
             subscription.close()
             # The last files may have gone meanwhile.
             assert [start for start, _ in jumps] == [40] and begins <= jumps[0][1] <= floor()
-            assert broker.counter("chunks_served_remote") > served
-            assert broker.counter("pointer_reads") > reads, "nobody asked whether the gap is one"
+            assert broker.counter("chunks_delivered_total", tier="remote") > served
+            assert broker.counter("metadata_reads_total") > reads, "nobody asked whether the gap is one"
             # Certain for this floor: whoever attaches inside is sent to its end without another question.
             for again in (False, True):
-                reads = broker.counter("pointer_reads")
+                reads = broker.counter("metadata_reads_total")
                 inside = client.subscribe(stream_name, at_offset(41), subscription_id=2, credit=1)
                 assert inside.next_chunk(30).chunk_id == floor()
                 inside.close()
-                assert not again or broker.counter("pointer_reads") == reads
+                assert not again or broker.counter("metadata_reads_total") == reads
         finally:
             s3.clear_faults()

@@ -55,9 +55,9 @@ def broker(run_dir, ports, authority):
 
 @pytest.fixture
 def served(broker):
-    before = broker.counter("chunks_served_remote")
+    before = broker.counter("chunks_delivered_total", tier="remote")
     yield
-    assert broker.counter("chunks_served_remote") > before, "nothing came from S3"
+    assert broker.counter("chunks_delivered_total", tier="remote") > before, "nothing came from S3"
 
 
 def test_stream_protocol_over_tls(broker, ports, authority, served):

@@ -14,7 +14,7 @@
 %% Shapes ------------------------------------------------------------------------------------------
 
 interface_version_test() ->
-    ?assertEqual(4, ?NIF:interface_version()).
+    ?assertEqual(5, ?NIF:interface_version()).
 
 badarg_test() ->
     {ok, Engine} = open(),
@@ -24,6 +24,7 @@ badarg_test() ->
             [{engine_close, [make_ref()]},
              {engine_close, [engine]},
              {engine_stats, [Ref]},
+             {engine_request_durations, [Ref]},
              {engine_probe, [Engine, self, Ref]},
              {engine_probe, [Engine, self(), not_a_reference]},
              {engine_set_rate, [Engine, -1, default]},
@@ -241,6 +242,10 @@ closed_engine_refuses_test() ->
     {error, closed} = ?NIF:upload_open(Engine, self(), Ref, stream_config("c")),
     {error, closed} = ?NIF:reader_open(Engine, self(), wake, <<"c">>, {offset, 0}),
     ?assert(is_map(?NIF:engine_stats(Engine))),
+    %% A sum, and a count for each bucket.
+    Durations = ?NIF:engine_request_durations(Engine),
+    ?assertEqual([delete, first_byte, get, get_range, head, list, put], lists:sort(maps:keys(Durations))),
+    [?assertEqual(13, length(Row)) || Row <- maps:values(Durations)],
     ok = ?NIF:upload_close(Stream).
 
 %% Disabling a plugin deletes its modules, enabling it again loads them: handles of before are refused.
@@ -249,7 +254,7 @@ reload_test() ->
     true = code:soft_purge(?NIF),
     true = code:delete(?NIF),
     {module, ?NIF} = code:ensure_loaded(?NIF),
-    ?assertEqual(4, ?NIF:interface_version()),
+    ?assertEqual(5, ?NIF:interface_version()),
     ?assertError(badarg, ?NIF:engine_stats(Old)),
     {ok, New} = open(),
     ?assert(is_map(?NIF:engine_stats(New))),
@@ -549,7 +554,7 @@ begun(Id, Dir, Chunks) ->
     ok = file:write_file(filename:join(Dir, segment_name(0)), [<<"OSIL", 1:32>>, Chunks]),
     Ref = make_ref(),
     Config = #{stream_id => Id, directory => unicode:characters_to_binary(Dir), epoch => 1,
-               queue => <<"q">>, vhost => <<"/">>},
+               queue => <<"q">>, vhost => <<"/">>, arguments => <<"{}">>},
     {ok, Stream} = ?NIF:upload_open(Engine, self(), Ref, Config),
     <<_:24/binary, LastChunkId:64, _/binary>> = lists:last(Chunks),
     ok = ?NIF:upload_event(Stream, {committed, LastChunkId, 0}),
@@ -638,7 +643,8 @@ stream_config(Id) ->
       directory => <<"/nonexistent/stream">>,
       epoch => 1,
       queue => <<"q">>,
-      vhost => <<"/">>}.
+      vhost => <<"/">>,
+      arguments => <<"{}">>}.
 
 unique_id() ->
     iolist_to_binary(["__nif_", integer_to_list(erlang:system_time(microsecond))]).

@@ -101,6 +101,22 @@ pub(crate) fn stats(env: Env<'_>, handle: ResourceArc<EngineResource>) -> NifRes
     counters(env, handle.engine.stats().into_iter().chain(own))
 }
 
+/// `#{Operation => [SumMicros, Count ...]}`, a count for each bucket.
+pub(crate) fn request_durations(
+    env: Env<'_>,
+    handle: ResourceArc<EngineResource>,
+) -> NifResult<Term<'_>> {
+    let rows = handle.engine.request_durations().into_iter();
+    counters(
+        env,
+        rows.map(|(name, counts)| {
+            let mut row = vec![counts.sum_micros];
+            row.extend(counts.buckets);
+            (name, row)
+        }),
+    )
+}
+
 pub(crate) fn set_rate<'a>(
     env: Env<'a>,
     handle: ResourceArc<EngineResource>,

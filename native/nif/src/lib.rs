@@ -43,6 +43,7 @@ entry::nif_table! {
     engine::close as engine_close(engine: EngineArc);
     engine::probe as engine_probe(engine: EngineArc, pid: LocalPid, reference: Reference<'a>);
     engine::stats as engine_stats(engine: EngineArc);
+    engine::request_durations as engine_request_durations(engine: EngineArc);
     engine::set_rate as engine_set_rate(engine: EngineArc, rate: Term<'a>, burst: Term<'a>);
     engine::list_objects as list_objects(
         engine: EngineArc, pid: LocalPid, reference: Reference<'a>, stream_id: Term<'a>, token: Term<'a>);

@@ -121,6 +121,12 @@ impl FragmentAssembly {
         self.plan.as_ref().map(|plan| plan.first_offset)
     }
 
+    /// Timestamp of its first chunk.
+    #[must_use]
+    pub fn first_timestamp_ms(&self) -> Option<i64> {
+        self.plan.as_ref().map(|plan| plan.first_timestamp_ms)
+    }
+
     /// Offset after its last chunk.
     #[must_use]
     pub fn next_offset(&self) -> Option<u64> {

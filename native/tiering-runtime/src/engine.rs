@@ -13,6 +13,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::buffer_pool::BufferPool;
 use crate::clock::Clock;
+use crate::durations::Snapshot;
 use crate::governor::Governor;
 use crate::log::{Log, LogSink};
 use crate::manifests::{self, ManifestRange, Manifests, ResolveError};
@@ -29,7 +30,7 @@ use crate::remote_tier::{
 use crate::settings::{Config, ConfigError};
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::timekeeper::Timekeeper;
+use crate::timekeeper::{Timekeeper, system_ms};
 use crate::upload::{self, UploadConfig, UploadHandle, UploadSink};
 
 /// Each running transfer may hold a thread that reads its segment files; so many more are there for scans and name look-ups.
@@ -208,7 +209,16 @@ impl Engine {
     pub fn stats(&self) -> Vec<(&'static str, i64)> {
         let shared = self.shared();
         shared.alarms.settle(&shared.manifests);
-        shared.stats.snapshot()
+        let mut rows = shared.stats.snapshot();
+        let lag_ms = shared.stats.pending.lag_ms(system_ms());
+        rows.push(("durability_lag_ms", lag_ms));
+        rows
+    }
+
+    /// How long requests to the store took, by operation.
+    #[must_use]
+    pub fn request_durations(&self) -> Vec<(&'static str, Snapshot)> {
+        self.shared().stats.request_durations.snapshot()
     }
 
     /// This node's manifests.

@@ -6,12 +6,14 @@
 
 pub mod buffer_pool;
 pub mod clock;
+pub mod durations;
 pub mod engine;
 pub mod governor;
 pub mod local_log;
 pub mod log;
 pub mod manifests;
 pub mod object_metadata;
+pub mod pending;
 mod priority;
 pub mod read;
 mod read_cache;

@@ -4,6 +4,8 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use crate::durations::RequestDurations;
+use crate::pending::Pending;
 use crate::remote_tier::{StoreError, StoreErrorKind};
 
 /// One counter or gauge.
@@ -68,6 +70,10 @@ macro_rules! stats {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $doc])+ pub $name: Stat,)+
+            /// How long requests take.
+            pub request_durations: RequestDurations,
+            /// Since when the streams have records that are not durable.
+            pub pending: Pending,
         }
 
         impl Stats {
@@ -206,6 +212,10 @@ stats! {
     streams_stalled,
     /// Committed records that are not durable yet (gauge).
     streams_unpersisted_records,
+    /// Chunk bytes of fragments that are cut and not stored yet (gauge).
+    streams_transfer_bytes,
+    /// Chunk bytes of stored fragments that no persisted manifest has yet (gauge).
+    streams_persist_bytes,
 
     /// Readers of the remote tier that are at work (gauge).
     remote_readers,

@@ -110,7 +110,7 @@ impl std::fmt::Debug for Timekeeper {
 }
 
 /// 0 for a clock that is before the epoch.
-fn system_ms() -> i64 {
+pub(crate) fn system_ms() -> i64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .ok()

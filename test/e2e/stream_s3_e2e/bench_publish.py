@@ -61,7 +61,7 @@ def main():
                     for percent, by_mode in paced.items():
                         by_mode[mode].append(seen[f"p{percent}_ms"])
         assert s3.log(operation="PutObject"), "the plugin uploaded nothing"
-        assert on.counter("fragment_bytes_uploaded") > RECORDS * SIZE, "the plugin uploaded nothing"
+        assert on.counter("fragments_uploaded_bytes_total") > RECORDS * SIZE, "the plugin uploaded nothing"
         for broker in modes.values():
             broker.kill()
             broker.wipe()

@@ -54,7 +54,7 @@ class Node(TieredBroker):
             page = self.metrics("/metrics/per-object")
         except OSError:
             return -1
-        return max(page.all("rabbitmq_stream_s3_stream_persisted_next_offset", queue=stream).values(), default=-1)
+        return max(page.all("rabbitmq_stream_s3_stream_durable_next_offset", queue=stream).values(), default=-1)
 
 
 class Cluster:

@@ -191,8 +191,8 @@ def run(clock, mix, s3, broker):
                     "records": seen[spec], "byte_exact": True,
                 }
             )
-    served = broker.metrics().sum("rabbitmq_stream_s3_chunks_served_remote") - before.sum(
-        "rabbitmq_stream_s3_chunks_served_remote"
+    served = broker.metrics().sum("rabbitmq_stream_s3_chunks_delivered_total", tier="remote") - before.sum(
+        "rabbitmq_stream_s3_chunks_delivered_total", tier="remote"
     )
     assert served > 0, "no chunk was served from S3: the remote path did not run"
     objects = s3.objects()

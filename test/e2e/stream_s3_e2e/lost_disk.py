@@ -13,11 +13,11 @@ MORE = 100
 
 def read_all(broker, stream, until):
     """Every record, by both protocols, from `first` and from an offset, out of the remote tier."""
-    served = broker.counter("chunks_served_remote")
+    served = broker.counter("chunks_delivered_total", tier="remote")
     verify(consume(broker, stream, until), 0, until, SIZE, tracked=True)
     verify(consume_amqp091(broker, stream, until), 0, until, SIZE, tracked=True)
     verify(consume(broker, stream, until, at_offset(DURABLE // 2)), DURABLE // 2, until, SIZE, tracked=True)
-    assert broker.counter("chunks_served_remote") > served
+    assert broker.counter("chunks_delivered_total", tier="remote") > served
 
 
 def check_bucket(broker, s3, stream, fragments):

@@ -21,8 +21,9 @@ class Samples(dict):
         return sum(self.all(name, **labels).values())
 
     def all(self, name, **labels):
-        """Samples of that name that carry those labels."""
-        wanted = set(labels.items())
+        """Samples of that name that carry those labels, and those that are written behind it as in `name{label="value"}`."""
+        name, _, selector = name.partition("{")
+        wanted = set(labels.items()) | set(_LABEL.findall(selector))
         return {key: value for key, value in self.items() if key[0] == name and wanted <= key[1]}
 
     def names(self, part=""):

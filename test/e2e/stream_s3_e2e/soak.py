@@ -158,7 +158,7 @@ class Soak:
             self.cluster.manifest(load.stream).check(exact=False)
             check_puts(self.cluster.s3, self.cluster.nodes[0].stream_id(load.stream), without=(UNWRITTEN,))
         self.world.count_lives()
-        assert self.world.totals["native_panics"] == 0
+        assert self.world.totals["native_panics_total"] == 0
         print(f"{STREAM}: {self.load.summary(truth)}")
         print(f"{BOUNDED}: {self.bounded.summary(bounded)}; begins at {begin}; gaps {gaps}")
 

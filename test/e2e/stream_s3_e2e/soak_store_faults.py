@@ -54,16 +54,16 @@ class StoreFaults:
     def wrong_404_of_a_proxy(self):
         """What is there is answered with 404, by something that is not S3."""
         page = self.world.random.choice(["default backend - 404", HTML, ""])
-        self._lies("proxy", "request_errors_bare_404", method="GET", status=404, page=page)
+        self._lies("proxy", 'request_failures_total{reason="bare_404"}', method="GET", status=404, page=page)
 
     def wrong_404_of_the_store(self):
         """What is there is answered with NoSuchKey."""
-        self._lies("forgetful", "request_errors_not_found", operation="GetObject", status=404, code="NoSuchKey")
+        self._lies("forgetful", 'request_failures_total{reason="not_found"}', operation="GetObject", status=404, code="NoSuchKey")
 
     def page_for_an_object(self):
         """A page with status 200 where bytes were asked for, also for a listing."""
         page = self.world.random.choice([HTML, LISTING, ""])
-        self._lies("page", "request_errors_malformed", method="GET", status=200, page=page)
+        self._lies("page", 'request_failures_total{reason="malformed"}', method="GET", status=200, page=page)
 
     def page_for_a_put(self):
         """A page with status 200 for a PUT that took no effect."""
@@ -82,7 +82,7 @@ class StoreFaults:
 
     def range_ignored(self):
         """The whole object where a part was asked for."""
-        self._lies("whole", "request_errors_malformed", operation="GetObject", ignore_range=True)
+        self._lies("whole", 'request_failures_total{reason="malformed"}', operation="GetObject", ignore_range=True)
 
     def bytes_inverted(self):
         """A byte of an answer is another one."""

@@ -16,12 +16,27 @@ from .wait import wait_until
 
 # Counters of the nodes that the summary adds up over all lives of them.
 COUNTERS = (
-    "pointer_writes_ok", "pointer_writes_conflict", "pointer_writes_error", "local_log_ahead_recoveries",
-    "remote_tier_ahead_recoveries", "logs_begun_at_durable_end", "histories_abandoned", "readers_started",
-    "readers_lost", "readers_corrupt", "manifests_resolved", "manifest_syncs", "manifest_edits_applied",
-    "manifest_edits_unfitting", "manifest_edits_corrupt", "pointer_moves_missed", "chunks_served_remote",
-    "request_errors_bare_404", "request_errors_not_found", "request_errors_malformed", "read_cache_disk_errors",
-    "native_panics",
+    'metadata_writes_total{result="ok"}',
+    'metadata_writes_total{result="conflict"}',
+    'metadata_writes_total{result="error"}',
+    'recoveries_total{kind="local_log_ahead"}',
+    'recoveries_total{kind="remote_tier_ahead"}',
+    "logs_begun_at_durable_end_total",
+    "replica_reader_starts_total",
+    'remote_reader_bad_places_total{kind="lost"}',
+    'remote_reader_bad_places_total{kind="corrupt"}',
+    "manifests_resolved_total",
+    "manifest_syncs_total",
+    'manifest_edits_received_total{result="applied"}',
+    'manifest_edits_received_total{result="unfitting"}',
+    'manifest_edits_received_total{result="corrupt"}',
+    'manifest_notifications_total{result="missed"}',
+    'chunks_delivered_total{tier="remote"}',
+    'request_failures_total{reason="bare_404"}',
+    'request_failures_total{reason="not_found"}',
+    'request_failures_total{reason="malformed"}',
+    "read_cache_disk_errors_total",
+    "native_panics_total",
 )
 # Records that a consumer which comes because of a fault reads at most.
 BRIEF_RECORDS = 400

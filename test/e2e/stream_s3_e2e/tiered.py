@@ -83,15 +83,18 @@ class TieredBroker(Broker):
         """Waits until at most that many local segments are left."""
         wait_until(lambda: len(self.segments(stream)) <= segments, seconds, f"{stream}: trimmed")
 
-    def counter(self, name):
-        """A plugin metric of this node, added up over its labels."""
+    def counter(self, name, **labels):
+        """A plugin metric of this node, added up over its labels, or of the samples with these; it must be on the page."""
 
         def there():
             page = self.metrics()
             # The collector is registered when both plugins run, whichever started first.
             return page if page.names("rabbitmq_stream_s3_active") else None
 
-        return wait_until(there, 30, "the plugin's metrics are there").sum(f"rabbitmq_stream_s3_{name}")
+        page = wait_until(there, 30, "the plugin's metrics are there")
+        found = page.all(f"rabbitmq_stream_s3_{name}", **labels)
+        assert found, f"{name}{labels or ''} is no metric"
+        return sum(found.values())
 
     def versions(self):
         """RabbitMQ, OTP, osiris and plugin versions."""

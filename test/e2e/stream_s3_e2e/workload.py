@@ -435,16 +435,16 @@ class Workload:
 
     def check_again(self, node, truth):
         """A fresh consumer on that node sees the same, out of S3; one that asks for the end gets it from the local log."""
-        served = node.counter("chunks_served_remote")
+        served = node.counter("chunks_delivered_total", tier="remote")
         again = self.truth(node)
         assert (again.offsets, again.keys) == (truth.offsets, truth.keys), f"{node.name} has something else"
-        remote = node.counter("chunks_served_remote")
+        remote = node.counter("chunks_delivered_total", tier="remote")
         most = self.cluster.manifest(self.stream).chunk_count()
         assert served < remote <= served + most, f"{node.name}: {remote - served} chunks from S3, which has {most}"
         with node.client() as client:
             last = client.subscribe(self.stream, at_offset(truth.offsets[-1])).next_chunk(30)
         assert last.next_offset == truth.next_offset
-        assert node.counter("chunks_served_remote") == remote, f"{node.name}: the end did not come from the local log"
+        assert node.counter("chunks_delivered_total", tier="remote") == remote, f"{node.name}: the end did not come from the local log"
 
     def summary(self, truth):
         """One line about what went on."""

@@ -91,8 +91,14 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &UploadStatus) -> NifResult<T
         ),
         (
             atoms::stalled_offset(),
-            machine.stalled_offset.unwrap_or(0).encode(env),
+            or_undefined(env, machine.stalled_offset),
         ),
+        (
+            atoms::oldest_pending_timestamp(),
+            or_undefined(env, machine.oldest_pending_timestamp_ms),
+        ),
+        (atoms::transfer_bytes(), machine.transfer_bytes.encode(env)),
+        (atoms::persist_bytes(), machine.persist_bytes.encode(env)),
         (atoms::problem(), problem),
         (
             atoms::deletions_waiting(),
@@ -102,4 +108,8 @@ pub(crate) fn status_map<'a>(env: Env<'a>, status: &UploadStatus) -> NifResult<T
         (atoms::counters(), counters(env, status.counters.named())?),
     ];
     map(env, &pairs)
+}
+
+fn or_undefined<V: Encoder>(env: Env<'_>, value: Option<V>) -> Term<'_> {
+    value.map_or_else(|| atoms::undefined().encode(env), |value| value.encode(env))
 }

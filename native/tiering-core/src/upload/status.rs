@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use log_format::manifest::{Entry, NO_TIMESTAMP};
+
 use super::{Anchor, Effect, Phase, Problem, UploadMachine};
 
 /// What the machine is at.
@@ -57,6 +59,12 @@ pub struct Status {
     pub assembly_chunks: u32,
     /// First offset of the first fragment that does not get through.
     pub stalled_offset: Option<u64>,
+    /// Timestamp of the oldest chunk that is scanned and not durable, by the clock of the node that wrote it.
+    pub oldest_pending_timestamp_ms: Option<i64>,
+    /// Chunk bytes of fragments that are cut and not in the manifest yet.
+    pub transfer_bytes: u64,
+    /// Chunk bytes of fragments that the manifest has and the persisted one does not.
+    pub persist_bytes: u64,
     /// What keeps the stream from being tiered.
     pub problem: Option<Problem>,
 }
@@ -209,6 +217,10 @@ impl UploadMachine {
     pub fn status(&self) -> Status {
         let in_flight = self.transfers.in_flight();
         let scanned = self.drain.next_offset.unwrap_or(self.manifest.next_offset);
+        let (persist_bytes, unpersisted_since) = self.uploaded_and_not_persisted();
+        let oldest_pending_timestamp_ms = unpersisted_since
+            .or_else(|| self.transfers.first_timestamp_ms())
+            .or_else(|| self.drain.assembly.first_timestamp_ms());
         Status {
             activity: match (&self.phase, &self.anchor) {
                 (Phase::Resolving(_), _) => Activity::Resolving,
@@ -237,8 +249,28 @@ impl UploadMachine {
             assembly_payload_bytes: self.drain.assembly.payload_bytes(),
             assembly_chunks: self.drain.assembly.chunk_count(),
             stalled_offset: self.transfers.stalled_offset(),
+            oldest_pending_timestamp_ms,
+            transfer_bytes: self.transfers.chunk_bytes(),
+            persist_bytes,
             problem: self.problems.current(),
         }
+    }
+
+    /// Chunk bytes at the manifest's end that the persisted one does not have, and the timestamp of the first of them.
+    fn uploaded_and_not_persisted(&self) -> (u64, Option<i64>) {
+        let pending = self
+            .manifest
+            .entries
+            .iter()
+            .rev()
+            .take_while(|entry| entry.first_offset >= self.persisted.next_offset);
+        let sum = |(bytes, _): (u64, Option<i64>), entry: &Entry| {
+            (
+                bytes.saturating_add(entry.size_bytes),
+                Some(entry.first_timestamp_ms).filter(|at| *at != NO_TIMESTAMP),
+            )
+        };
+        pending.fold((0, None), sum)
     }
 
     /// What has happened so far.

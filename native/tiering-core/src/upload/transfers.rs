@@ -90,6 +90,21 @@ impl Transfers {
             .sum()
     }
 
+    /// Chunk bytes of all of them.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        self.queue
+            .iter()
+            .map(|transfer| transfer.plan.size_bytes)
+            .sum()
+    }
+
+    /// Timestamp of the oldest chunk in the queue.
+    pub(super) fn first_timestamp_ms(&self) -> Option<i64> {
+        self.queue
+            .front()
+            .map(|transfer| transfer.plan.first_timestamp_ms)
+    }
+
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }

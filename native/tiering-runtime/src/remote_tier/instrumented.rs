@@ -6,12 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 use tracing::{Instrument, Span, debug_span};
 
 use super::{
     DeleteOutcome, Described, FolderPage, ListPage, ObjectMeta, PutRequest, RangeSink, RemoteTier,
     StoreError, StoreFuture,
 };
+use crate::durations::Durations;
 use crate::stats::{Stat, Stats};
 
 /// Counts what passes through.
@@ -28,7 +30,7 @@ impl Instrumented {
 
     fn count<'a, T: Send + 'a>(
         &'a self,
-        requests: &'a Stat,
+        (requests, durations): (&'a Stat, &'a Durations),
         span: Span,
         request: StoreFuture<'a, T>,
         on_success: impl FnOnce(&Stats, &T) + Send + 'a,
@@ -36,7 +38,9 @@ impl Instrumented {
         let counted = async move {
             requests.increment();
             let _in_flight = self.stats.requests_in_flight.hold();
+            let sent = Instant::now();
             let outcome: Result<T, StoreError> = request.await;
+            durations.observe(sent.elapsed());
             match &outcome {
                 Ok(answer) => on_success(&self.stats, answer),
                 Err(error) => {
@@ -55,10 +59,16 @@ impl Instrumented {
 struct Counting<'a> {
     sink: &'a mut dyn RangeSink,
     stats: &'a Stats,
+    /// Until the first byte.
+    sent: Option<Instant>,
 }
 
 impl RangeSink for Counting<'_> {
     fn push(&mut self, bytes: Bytes) {
+        if let Some(sent) = self.sent.take() {
+            let durations = &self.stats.request_durations;
+            durations.first_byte.observe(sent.elapsed());
+        }
         self.stats.received_bytes.add(bytes.len() as u64);
         self.sink.push(bytes);
     }
@@ -69,7 +79,7 @@ impl RemoteTier for Instrumented {
         let len_bytes = request.body.len_bytes();
         let span = debug_span!("request", verb = "PUT", key = %request.key, len_bytes);
         self.count(
-            &self.stats.put_requests,
+            (&self.stats.put_requests, &self.stats.request_durations.put),
             span,
             self.inner.put(request),
             move |stats, ()| {
@@ -80,7 +90,7 @@ impl RemoteTier for Instrumented {
 
     fn get<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Bytes> {
         self.count(
-            &self.stats.get_requests,
+            (&self.stats.get_requests, &self.stats.request_durations.get),
             debug_span!("request", verb = "GET", key = %key),
             self.inner.get(key, max_bytes),
             |stats, bytes| {
@@ -91,7 +101,7 @@ impl RemoteTier for Instrumented {
 
     fn get_described<'a>(&'a self, key: &'a str, max_bytes: u64) -> StoreFuture<'a, Described> {
         self.count(
-            &self.stats.get_requests,
+            (&self.stats.get_requests, &self.stats.request_durations.get),
             debug_span!("request", verb = "GET", key = %key),
             self.inner.get_described(key, max_bytes),
             |stats, answer| {
@@ -102,7 +112,10 @@ impl RemoteTier for Instrumented {
 
     fn get_range<'a>(&'a self, key: &'a str, range: Range<u64>) -> StoreFuture<'a, Bytes> {
         self.count(
-            &self.stats.get_range_requests,
+            (
+                &self.stats.get_range_requests,
+                &self.stats.request_durations.get_range,
+            ),
             debug_span!("request", verb = "GET", key = %key, from = range.start, to = range.end),
             self.inner.get_range(key, range),
             |stats, bytes| {
@@ -121,17 +134,24 @@ impl RemoteTier for Instrumented {
             let mut counting = Counting {
                 sink,
                 stats: &self.stats,
+                sent: Some(Instant::now()),
             };
             let span = debug_span!("request", verb = "GET", key = %key, from = range.start, to = range.end);
             let request = self.inner.stream_range(key, range, &mut counting);
-            self.count(&self.stats.get_range_requests, span, request, |_, ()| ())
-                .await
+            let counts = (
+                &self.stats.get_range_requests,
+                &self.stats.request_durations.get_range,
+            );
+            self.count(counts, span, request, |_, ()| ()).await
         })
     }
 
     fn head<'a>(&'a self, key: &'a str) -> StoreFuture<'a, ObjectMeta> {
         self.count(
-            &self.stats.head_requests,
+            (
+                &self.stats.head_requests,
+                &self.stats.request_durations.head,
+            ),
             debug_span!("request", verb = "HEAD", key = %key),
             self.inner.head(key),
             |_, _| (),
@@ -145,7 +165,10 @@ impl RemoteTier for Instrumented {
         max_keys: usize,
     ) -> StoreFuture<'a, ListPage> {
         self.count(
-            &self.stats.list_requests,
+            (
+                &self.stats.list_requests,
+                &self.stats.request_durations.list,
+            ),
             debug_span!("request", verb = "LIST", key = %prefix),
             self.inner.list(prefix, token, max_keys),
             |_, _| (),
@@ -158,7 +181,10 @@ impl RemoteTier for Instrumented {
         token: Option<&'a str>,
     ) -> StoreFuture<'a, FolderPage> {
         self.count(
-            &self.stats.list_requests,
+            (
+                &self.stats.list_requests,
+                &self.stats.request_durations.list,
+            ),
             debug_span!("request", verb = "LIST", key = %prefix),
             self.inner.list_folders(prefix, token),
             |_, _| (),
@@ -167,7 +193,10 @@ impl RemoteTier for Instrumented {
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> StoreFuture<'a, DeleteOutcome> {
         self.count(
-            &self.stats.delete_requests,
+            (
+                &self.stats.delete_requests,
+                &self.stats.request_durations.delete,
+            ),
             debug_span!("request", verb = "DELETE", keys = keys.len()),
             self.inner.delete(keys),
             |stats, outcome| {
@@ -179,7 +208,10 @@ impl RemoteTier for Instrumented {
 
     fn probe(&self) -> StoreFuture<'_, ()> {
         self.count(
-            &self.stats.list_requests,
+            (
+                &self.stats.list_requests,
+                &self.stats.request_durations.list,
+            ),
             debug_span!("request", verb = "LIST"),
             self.inner.probe(),
             |_, ()| (),

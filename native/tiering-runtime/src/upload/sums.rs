@@ -15,6 +15,9 @@ pub(super) struct Share {
     assembly_payload_bytes: u64,
     stalled: u64,
     unpersisted_records: u64,
+    transfer_bytes: u64,
+    persist_bytes: u64,
+    pending_since_ms: Option<i64>,
 }
 
 impl Share {
@@ -31,6 +34,9 @@ impl Share {
             assembly_payload_bytes: status.assembly_payload_bytes,
             stalled: u64::from(status.stalled_offset.is_some()),
             unpersisted_records: unpersisted,
+            transfer_bytes: status.transfer_bytes,
+            persist_bytes: status.persist_bytes,
+            pending_since_ms: status.oldest_pending_timestamp_ms,
         }
     }
 
@@ -49,7 +55,7 @@ impl Share {
         if before == now {
             return;
         }
-        let rows: [(&Stat, u64, u64); 8] = [
+        let rows: [(&Stat, u64, u64); 10] = [
             (
                 &stats.streams_manifest_total_size,
                 before.total_size,
@@ -86,7 +92,20 @@ impl Share {
                 before.unpersisted_records,
                 now.unpersisted_records,
             ),
+            (
+                &stats.streams_transfer_bytes,
+                before.transfer_bytes,
+                now.transfer_bytes,
+            ),
+            (
+                &stats.streams_persist_bytes,
+                before.persist_bytes,
+                now.persist_bytes,
+            ),
         ];
+        stats
+            .pending
+            .replace(before.pending_since_ms, now.pending_since_ms);
         for (row, before, now) in rows {
             row.add(now.saturating_sub(before));
             row.subtract(before.saturating_sub(now));
@@ -108,10 +127,13 @@ mod tests {
         status.manifest_total_size_bytes = 100;
         status.log_next_offset = 9;
         status.stalled_offset = Some(0);
+        status.oldest_pending_timestamp_ms = Some(1_000);
+        status.persist_bytes = 7;
         one.update(&stats, &status);
         status.manifest_total_size_bytes = 20;
         status.persisted_next_offset = 4;
         status.stalled_offset = None;
+        status.oldest_pending_timestamp_ms = Some(5_000);
         other.update(&stats, &status);
         let sums = |stats: &Stats| {
             (
@@ -121,12 +143,16 @@ mod tests {
             )
         };
         assert_eq!(sums(&stats), (120, 14, 1));
+        assert_eq!(stats.streams_persist_bytes.get(), 14);
+        assert_eq!(stats.pending.lag_ms(6_000), 5_000);
         // Less than before, and the same once more.
         one.update(&stats, &status);
         one.update(&stats, &status);
         assert_eq!(sums(&stats), (40, 10, 0));
+        assert_eq!(stats.pending.lag_ms(6_000), 1_000);
         one.withdraw(&stats);
         other.withdraw(&stats);
         assert_eq!(sums(&stats), (0, 0, 0));
+        assert_eq!(stats.pending.lag_ms(6_000), 0);
     }
 }

@@ -497,3 +497,33 @@ fn a_root_of_a_lost_race_is_not_deleted_if_the_pointer_names_the_same_key_by_now
     assert_eq!(rig.deleted(), [fragment(0, 1), fragment(20, 2)]);
     rig.quiet();
 }
+
+#[test]
+fn what_is_not_durable_is_known_by_its_age_and_its_bytes_wherever_it_is() {
+    const FRAGMENT_BYTES: u64 = 2 * CHUNK_BYTES;
+    let mut rig = Rig::persisted();
+    // The rig's chunks have their ids as timestamps.
+    let pending = |rig: &Rig| {
+        let status = rig.machine.status();
+        let bytes = (status.transfer_bytes, status.persist_bytes);
+        (status.oldest_pending_timestamp_ms, bytes)
+    };
+    assert_eq!(pending(&rig), (None, (0, 0)));
+    rig.drain(40, 0);
+    assert_eq!(pending(&rig), (Some(40), (0, 0)));
+    rig.drain(50, 0);
+    assert_eq!(pending(&rig), (Some(40), (FRAGMENT_BYTES, 0)));
+    rig.upload(3);
+    assert_eq!(pending(&rig), (Some(40), (0, FRAGMENT_BYTES)));
+    rig.drain(60, 0);
+    assert_eq!(pending(&rig).0, Some(40));
+    rig.wait(2_000);
+    rig.put_root(Ok(101));
+    assert_eq!(
+        pending(&rig).0,
+        Some(40),
+        "not before the pointer is committed"
+    );
+    rig.commit((101, 1), CommitOutcome::Committed { revision: 2 });
+    assert_eq!(pending(&rig), (Some(60), (0, 0)));
+}
