@@ -53,7 +53,9 @@ Counting never fails: before `init/0` and after `delete/0` it does nothing.
         "Streams reported as deleted that a quorum of the metadata store still has"},
     {replica_lag_given_up, 31, counter,
         "Local segments trimmed although a connected replica had not copied them"},
-    {lost_records, 32, counter, "Records that retention deleted before they were uploaded"}
+    {lost_records, 32, counter, "Records that retention deleted before they were uploaded"},
+    {manifest_proofs_failed, 33, counter,
+        "Attempts to determine which manifest is current that failed, while a consumer waited"}
 ]).
 
 -type name() :: atom().

@@ -41,13 +41,19 @@ Owns the workers that make the proofs: one for each stream, ?WORKERS_MAX at once
 -record(state, {
     streams = #{} :: #{stream_id() => #stream{}},
     queue = queue:new() :: queue:queue(stream_id()),
-    workers = #{} :: #{reference() => #work{}}
+    workers = #{} :: #{reference() => #work{}},
+    %% In a row, of streams whose last proof failed.
+    failures = #{} :: #{stream_id() => pos_integer()}
 }).
 
 -define(DOMAIN, #{domain => [rabbitmq, stream_s3]}).
 -define(WORKERS_MAX, 8).
 %% After a failure: readers ask ten times a second.
 -define(REST_MS, 1_000).
+%% So many failures in a row belong into the log: readers have waited for some seconds.
+-define(FAILURES_SAID, 5).
+%% Beyond this the counts start again.
+-define(FAILURES_MAX, 10_000).
 %% The native deadline is 30 s.
 -define(ANSWER_MS, 40_000).
 
@@ -193,9 +199,10 @@ start_worker(StreamId, #state{streams = Streams, workers = Workers} = State) ->
 verified({certain, true}, #work{floor = undefined} = Work, State) ->
     #work{stream_id = StreamId, since = Since} = Work,
     ok = rabbitmq_stream_s3_manifest_cache:set_current_since(StreamId, Since),
-    requeue(StreamId, stream(StreamId, State), State);
-verified({certain, true}, #work{floor = Floor} = Work, State) when is_integer(Floor) ->
+    requeue(StreamId, stream(StreamId, State), succeeded(StreamId, State));
+verified({certain, true}, #work{floor = Floor} = Work, State0) when is_integer(Floor) ->
     #work{stream_id = StreamId, since = Since} = Work,
+    State = succeeded(StreamId, State0),
     ok = rabbitmq_stream_s3_manifest_cache:set_current_since(StreamId, Since),
     ok = rabbitmq_stream_s3_manifest_cache:set_gap_floor(StreamId, Floor),
     ?LOG_DEBUG(
@@ -209,9 +216,49 @@ verified({certain, true}, #work{floor = Floor} = Work, State) when is_integer(Fl
         Stream ->
             requeue(StreamId, Stream, State)
     end;
-verified(_FailedOrForgotten, #work{stream_id = StreamId}, State) ->
+verified({certain, true}, #work{stream_id = StreamId}, State) ->
+    rest(StreamId, State);
+verified(Failed, #work{stream_id = StreamId}, State) ->
+    ok = rabbitmq_stream_s3_counters:add(manifest_proofs_failed),
+    rest(StreamId, failed(StreamId, Failed, State)).
+
+rest(StreamId, State) ->
     _ = erlang:send_after(?REST_MS, self(), {rested, StreamId}),
     State.
+
+failed(StreamId, Failed, #state{failures = Failures} = State) when
+    map_size(Failures) < ?FAILURES_MAX
+->
+    Count = maps:get(StreamId, Failures, 0) + 1,
+    _ =
+        Count =:= ?FAILURES_SAID andalso
+            ?LOG_WARNING(
+                "stream_s3: ~ts: consumers of old records wait on this node, because it could not"
+                " determine which manifest is current, ~b times in a row: ~0tp. It needs a quorum of"
+                " the metadata store and S3, and tries again each second",
+                [StreamId, Count, why(Failed)],
+                ?DOMAIN
+            ),
+    State#state{failures = Failures#{StreamId => Count}};
+failed(_StreamId, _Failed, State) ->
+    State#state{failures = #{}}.
+
+why({certain, Why}) -> Why;
+why(Crashed) -> Crashed.
+
+succeeded(StreamId, #state{failures = Failures} = State) ->
+    case Failures of
+        #{StreamId := Count} when Count >= ?FAILURES_SAID ->
+            ?LOG_INFO(
+                "stream_s3: ~ts: this node knows again which manifest is current; its consumers"
+                " continue",
+                [StreamId],
+                ?DOMAIN
+            );
+        _ ->
+            ok
+    end,
+    State#state{failures = maps:remove(StreamId, Failures)}.
 
 %% If somebody has asked meanwhile.
 requeue(StreamId, #stream{floor = undefined, current = false}, #state{streams = Streams} = State) ->
@@ -224,11 +271,11 @@ requeue(StreamId, Stream, #state{streams = Streams, queue = Queue} = State) ->
 
 %% The worker --------------------------------------------------------------------------------------
 
-%% Whether this node's manifest is now as new as what a quorum knows.
+%% `true`: this node's manifest is now as new as what a quorum knows. Else: why that is not known.
 verify(StreamId) ->
     case renew(StreamId) of
         %% Two persists were faster than this node: the pointer has moved.
-        replaced -> renew(StreamId) =:= true;
+        replaced -> renew(StreamId);
         Answer -> Answer
     end.
 
@@ -239,26 +286,29 @@ renew(StreamId) ->
         not_found ->
             %% Nothing is persisted, so nothing can be missed; but what is known is empty from here
             %% on, and no longer unknown.
-            resolve(StreamId, empty) =/= {error, closed};
-        {error, _} ->
-            false
+            resolve(StreamId, empty) =/= {error, closed} orelse closed;
+        {error, Reason} ->
+            {metadata_store, Reason}
     end.
 
 published({resolved, _Range}, StreamId, Pointer) ->
     %% Not if its writer has said meanwhile that it must not be believed.
-    rabbitmq_stream_s3_manifest_cache:published(StreamId, Pointer) =:= ok;
+    case rabbitmq_stream_s3_manifest_cache:published(StreamId, Pointer) of
+        ok -> true;
+        NotNow -> NotNow
+    end;
 published({error, stale, _}, _, _) ->
     true;
 published({error, written_here, _}, StreamId, {_Epoch, _Uid, Revision}) ->
     %% Its machine publishes, and it alone.
     case rabbitmq_stream_s3_manifest_cache:range(StreamId) of
-        {ok, #{revision := Known}} -> Known >= Revision;
-        _ -> false
+        {ok, #{revision := Known}} when Known >= Revision -> true;
+        Other -> {written_here, Other}
     end;
 published({error, not_found, _}, _, _) ->
     replaced;
-published(_FailedOrUnknown, _, _) ->
-    false.
+published(Failed, _, _) ->
+    Failed.
 
 resolve(StreamId, What) ->
     Ref = make_ref(),

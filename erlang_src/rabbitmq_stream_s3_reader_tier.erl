@@ -215,9 +215,26 @@ lost(Engine, Text, #reader{tier = {remote, Remote}, stream_id = StreamId} = Read
     Next = rabbitmq_stream_s3_reader_remote:next_offset(Remote),
     Range = rabbitmq_stream_s3_nif:manifest_range(Engine, StreamId),
     case rabbitmq_stream_s3_reader_lost:next(Next, Range, Reader0) of
-        {wait, Reader} -> rabbitmq_stream_s3_reader_wait:retry_later(Reader);
-        {reopen, Place, Reader} -> again_remote(Place, Reader, Local, Left);
+        {wait, Reader} -> rabbitmq_stream_s3_reader_wait:doubtful(Text, Reader);
+        {reopen, Place, Reader} -> by_current_manifest(Place, Reader, Local, Left);
         lost -> rabbitmq_stream_s3_reader_wait:failed(lost, Text, Reader0)
+    end.
+
+%% The current manifest begins at Place, or at the reader's own place. The local log may begin before that:
+%% remote retention drops fragments, local retention whole segments. What the local log has is not skipped.
+by_current_manifest(Place, #reader{tier = {remote, Remote}} = Reader, Local, Left) ->
+    Next = rabbitmq_stream_s3_reader_remote:next_offset(Remote),
+    case rabbitmq_stream_s3_reader_remote:start(Remote) of
+        {offset, _} ->
+            Floor = rabbitmq_stream_s3_reader_open:local_first(Reader),
+            case continue_at(Next, Floor, Reader) of
+                local -> become_local(Next, Reader, Local, Left);
+                {later, Waiting} -> rabbitmq_stream_s3_reader_wait:retry_later(Waiting);
+                _ -> again_remote(Place, Reader, Local, Left)
+            end;
+        %% It searches the current manifest, and stops at what the local log has.
+        {timestamp, _} ->
+            again_remote(Reader, Local, Left)
     end.
 
 again_remote(Reader, Local, Left) ->

@@ -7,7 +7,8 @@ Does not own what is waited for (rabbitmq_stream_s3_reader_tier), how a consumer
 subscription has ended (rabbitmq_stream_s3_reader_subscription).
 """.
 
--export([soon/1, retry_later/1, unplaced/2, plugin_is_off/1, failed/3, say_once/3, served/1, next/1]).
+-export([soon/1, retry_later/1, unplaced/2, doubtful/2, plugin_is_off/1]).
+-export([failed/3, say_once/3, served/1, next/1]).
 -export([close_tier/1]).
 
 -include_lib("kernel/include/logger.hrl").
@@ -58,6 +59,21 @@ unplaced(Why, #reader{stream_id = StreamId, retries = Retries, tier = {unknown, 
             _ ->
                 ok
         end,
+    retry_later(Reader).
+
+-doc """
+An object is gone by a manifest that may be an old one: whether the current manifest names it is being found
+out.
+""".
+-spec doubtful(iodata(), #reader{}) -> {end_of_stream, #reader{}}.
+doubtful(Text, #reader{retries = ?RETRIES_BEFORE_SAID, stream_id = StreamId} = Reader) ->
+    ?LOG_WARNING(
+        "stream_s3: ~ts: a consumer waits at offset ~b. Its object is gone (~ts), and this node does not know"
+        " yet whether the current manifest still names it",
+        [StreamId, next(Reader), Text]
+    ),
+    retry_later(Reader);
+doubtful(_Text, Reader) ->
     retry_later(Reader).
 
 -doc "What is asked for is not here and cannot be fetched until the plugin is on again.".

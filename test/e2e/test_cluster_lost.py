@@ -28,6 +28,7 @@ def cluster(run_dir, s3):
         run_dir, s3, fragment_size=500_000, fragment_max_age="1s", persist_interval_ms=100, reconciliation_interval="1h"
     ) as made:
         made.create(STREAM, stream_max_segment_size_bytes=1_000_000)
+        made.wait_members(STREAM)
         yield made
 
 
@@ -50,7 +51,8 @@ def test_a_reader_whose_object_is_gone_asks_for_the_manifest_of_now(cluster, s3)
     with replica.client() as client:
         chunk = client.subscribe(STREAM, FIRST, credit=10).next_chunk(90)
         assert client.metadata_updates == []
-    assert chunk.chunk_id == first
+    # Chunks are as large as the machine is fast, and so the local log may begin before what is left of the manifest.
+    assert chunk.chunk_id == min(first, replica.segments(STREAM)[0][0])
     # It came by way of an object that is gone, and of a manifest that was asked for.
     assert replica.counter("remote_reader_bad_places_total", kind="lost") - lost == 1
     assert replica.counter("manifest_syncs_total") - syncs == 1

@@ -44,7 +44,8 @@ others() ->
         {"attaching without a quorum waits", fun attaches_without_a_quorum/0},
         {"no gap, no question", fun no_gap/0},
         {"what is forgotten meanwhile does not count", fun forgotten/0},
-        {"only so many are found out at once", fun bounded/0}
+        {"only so many are found out at once", fun bounded/0},
+        {"a proof that fails again and again is logged once, and so is its end", fun failing_is_logged/0}
     ].
 
 setup() ->
@@ -347,3 +348,41 @@ bounded() ->
     ok = ?NIF:quorum(up),
     [?assertEqual(ok, ?LOG:gap_is_certain(StreamId, 5)) || StreamId <- StreamIds],
     ?assertEqual([1], lists:usort([?NIF:quorum_reads(StreamId) || StreamId <- StreamIds])).
+
+failing_is_logged() ->
+    StreamId = ?LOG:stream_id(log("failing", 2)),
+    ok = logger:set_module_level(?GAP, info),
+    ok = stream_s3_logged:begin_for(self()),
+    ok = ?NIF:quorum(down),
+    Since = erlang:monotonic_time(),
+    [
+        begin
+            ?assertNot(?GAP:is_current(StreamId, Since)),
+            %% The rest after a failure is not waited for.
+            ?GAP ! {rested, StreamId},
+            ok = ?READER:eventually(fun() -> failures(StreamId) >= Count end)
+        end
+     || Count <- lists:seq(1, 7)
+    ],
+    ok = ?NIF:quorum(up),
+    ok = ?READER:eventually(fun() ->
+        ?GAP ! {rested, StreamId},
+        ?GAP:is_current(StreamId, Since)
+    end),
+    ok = stream_s3_logged:stop(),
+    ok = logger:unset_module_level(?GAP),
+    ?assertEqual(0, failures(StreamId)),
+    ?assertMatch([{warning, _}, {info, _}], logged(StreamId)).
+
+failures(StreamId) ->
+    maps:get(StreamId, element(5, sys:get_state(?GAP)), 0).
+
+logged(StreamId) ->
+    receive
+        {logged, Level, Text} ->
+            case string:find(Text, StreamId) of
+                nomatch -> logged(StreamId);
+                _ -> [{Level, Text} | logged(StreamId)]
+            end
+    after 0 -> []
+    end.

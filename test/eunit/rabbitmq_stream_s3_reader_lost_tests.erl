@@ -23,6 +23,7 @@ lost_test_() ->
 tests() ->
     [
         {"what retention dropped by a newer manifest is stepped over", fun dropped/1},
+        {"what is dropped remotely and still there locally is read", fun dropped_remotely/1},
         {"a reader whose object is gone waits for a quorum", fun waits/1},
         {"only what the manifest of now names is lost", fun lost/1},
         {"a place that is dropped after a second look is not lost", fun dropped_later/1},
@@ -108,6 +109,26 @@ dropped(How) ->
     ?assertEqual(Expected -- [lists:nth(3, Expected)], First ++ [Chunk | Rest]),
     ?assertEqual(1, quorum_reads(Log)),
     finish(Reader5).
+
+%% Remote retention counts fragments and local retention whole segments: the local log may begin before
+%% what is left of the manifest, which may be nothing.
+dropped_remotely(How) ->
+    [
+        begin
+            {Log, Expected} = log("lost_remotely_", How),
+            {First, Reader1} = take(2, open(How, first, Log)),
+            ok = unreadable({4, 6}, lost, Log),
+            ok = persisted(Left, Log),
+            {Chunk, Reader2} = until_answer(Reader1),
+            ?assertEqual(local, tier(Reader2)),
+            {Rest, Reader3} = all(Reader2),
+            %% The local log begins at 18.
+            ?assertEqual(lists:nthtail(9, Expected), [Chunk | Rest]),
+            ?assertEqual(2, length(First)),
+            finish(Reader3)
+        end
+     || Left <- [{20, 20}, {22, 24}]
+    ].
 
 waits(How) ->
     {Log, Expected} = log("lost_waits_", How),

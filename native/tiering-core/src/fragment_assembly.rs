@@ -151,6 +151,12 @@ impl FragmentAssembly {
         self.plan.as_ref().map_or(0, |plan| plan.chunk_count)
     }
 
+    /// Bytes of the index so far, which is kept in memory.
+    #[must_use]
+    pub fn index_bytes(&self) -> usize {
+        self.plan.as_ref().map_or(0, |plan| plan.index.len())
+    }
+
     /// Whether the chunk's place can be told in the 32 bits of an index record. An empty fragment takes any chunk.
     #[must_use]
     pub fn fits(&self, chunk: &ScannedChunk) -> bool {

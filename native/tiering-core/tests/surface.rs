@@ -24,6 +24,7 @@ fn bug_119_every_counter_of_the_upload_machine_is_told_under_a_name_of_its_own()
         resolution_failures: 12,
         roots_created: 13,
         age_cuts: 14,
+        room_cuts: 17,
         anchors_written: 15,
         duplicates_ignored: 16,
         ..Default::default()

@@ -10,6 +10,8 @@ use crate::fragment_assembly::FragmentAssembly;
 use crate::manifest::rebalance;
 /// A scan that fails this often in a row is a problem; the first time it may be a race with the writer.
 const FAILED_SCAN_IS_A_PROBLEM_AFTER: u32 = 2;
+/// How often a stream that waits for index room checks for some.
+const ROOM_CHECK_MS: u64 = 1_000;
 
 /// The one scan that may be under way.
 #[derive(Debug, Clone, Copy)]
@@ -309,9 +311,22 @@ impl UploadMachine {
             || self.drain.scan.is_some()
             || self.reset.is_some()
             || self.scan_room() == 0
-            || self.transfers.index_bytes() >= self.settings.max_waiting_index_bytes;
+            || self.transfers.index_bytes() >= self.settings.max_waiting_index_bytes
+            || self.has_no_index_room();
         let something = up_to_chunk_id >= from_offset || !self.drain.probed;
         (something && !in_the_way).then_some((from_offset, up_to_chunk_id))
+    }
+
+    /// Whether this stream must not hold more index bytes, because of all streams of the node. One that holds none always may take
+    /// one batch: so each makes progress, however many there are.
+    fn has_no_index_room(&self) -> bool {
+        let held_bytes = self.index_bytes();
+        held_bytes > 0 && held_bytes >= self.index_room_bytes
+    }
+
+    /// Index bytes of what is scanned and not in the manifest.
+    pub(super) fn index_bytes(&self) -> usize {
+        (self.transfers.index_bytes()).saturating_add(self.drain.assembly.index_bytes())
     }
 
     /// Fragments that may still be cut: as many as transfers are allowed, and as the root can take before it is rebalanced. A
@@ -377,6 +392,11 @@ impl UploadMachine {
                 self.cut();
             }
         }
+        // What is assembled is sent as it is: nothing will be added to it, and others wait for its room.
+        if self.has_no_index_room() && !self.drain.assembly.is_empty() {
+            self.counters.room_cuts += 1;
+            self.cut();
+        }
         if self.age_cut_at_ms().is_some_and(|at| at <= self.now_ms) {
             self.counters.age_cuts += 1;
             self.cut();
@@ -399,7 +419,9 @@ impl UploadMachine {
     pub(super) fn drain_deadline_ms(&self) -> Option<u64> {
         let scan = self.drain.scan.map(|scan| scan.deadline_ms);
         let retry = self.wanted_scan().and(self.drain.retry_at_ms);
-        [scan, retry, self.age_cut_at_ms()]
+        // Other streams give room back without a word to this one.
+        let room = (self.has_no_index_room()).then(|| self.now_ms.saturating_add(ROOM_CHECK_MS));
+        [scan, retry, room, self.age_cut_at_ms()]
             .into_iter()
             .flatten()
             .min()

@@ -104,6 +104,8 @@ pub struct UploadMachine {
     anchor: Anchor,
     anchor_failures: u32,
     transfers: Transfers,
+    /// What this stream may hold of the node's index bytes now.
+    index_room_bytes: usize,
     persist: Persist,
     tree: Tree,
     reset: Option<Reset>,
@@ -146,6 +148,7 @@ impl UploadMachine {
             anchor: Anchor::Unneeded,
             anchor_failures: 0,
             transfers: Transfers::new(1),
+            index_room_bytes: usize::MAX,
             persist: Persist::default(),
             tree: Tree::default(),
             reset: None,
@@ -164,6 +167,12 @@ impl UploadMachine {
     /// doubt, nor before it was given.
     pub fn set_time(&mut self, now_ms: u64, time: Result<i64, Doubt>) {
         self.time = Some((now_ms, time));
+    }
+
+    /// Says how many index bytes ([`Status::index_bytes`]) the stream may hold: what it has, and what all streams of the node
+    /// have left.
+    pub const fn set_index_room(&mut self, bytes: usize) {
+        self.index_room_bytes = bytes;
     }
 
     /// Takes in what happened. `now_ms` is a clock that never steps back.

@@ -57,6 +57,8 @@ pub struct Status {
     pub assembly_payload_bytes: u64,
     /// Its chunks.
     pub assembly_chunks: u32,
+    /// Memory of the indexes of what is scanned and not in the manifest.
+    pub index_bytes: usize,
     /// First offset of the first fragment that does not get through.
     pub stalled_offset: Option<u64>,
     /// Timestamp of the oldest chunk that is scanned and not durable, by the clock of the node that wrote it.
@@ -100,6 +102,8 @@ pub struct Counters {
     pub roots_created: u64,
     /// Fragments cut because of their age.
     pub age_cuts: u64,
+    /// Fragments cut early, because the indexes of all streams took the memory that they may.
+    pub room_cuts: u64,
     /// Anchors made durable.
     pub anchors_written: u64,
     /// Results of transfers that had one already.
@@ -121,7 +125,7 @@ pub struct Counters {
 impl Counters {
     /// Every counter with its name, in a stable order.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 22] {
+    pub fn named(&self) -> [(&'static str, u64); 23] {
         [
             ("transfers_completed", self.transfers_completed),
             ("transfer_retries", self.transfer_retries),
@@ -143,6 +147,7 @@ impl Counters {
             ("resolution_failures", self.resolution_failures),
             ("roots_created", self.roots_created),
             ("age_cuts", self.age_cuts),
+            ("room_cuts", self.room_cuts),
             ("anchors_written", self.anchors_written),
             ("duplicates_ignored", self.duplicates_ignored),
             ("groups_created", self.groups_created),
@@ -248,6 +253,7 @@ impl UploadMachine {
             assembly_next_offset: self.drain.assembly.next_offset(),
             assembly_payload_bytes: self.drain.assembly.payload_bytes(),
             assembly_chunks: self.drain.assembly.chunk_count(),
+            index_bytes: self.index_bytes(),
             stalled_offset: self.transfers.stalled_offset(),
             oldest_pending_timestamp_ms,
             transfer_bytes: self.transfers.chunk_bytes(),

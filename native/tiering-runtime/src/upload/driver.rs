@@ -37,6 +37,10 @@ const ANSWER_DEADLINE_MS: u64 = 35_000;
 /// long enough for any wait; it only helps against a lost task, and the driver loses none.
 const LOST_TRANSFER_FACTOR: u64 = 60;
 
+/// Index bytes of all streams of the node: during an outage of the store, thousands of streams of tiny chunks must not fill the
+/// broker's memory. Each stream may hold one batch of a scan beyond it (80 KB).
+const INDEX_BYTES_MAX: u64 = if cfg!(test) { 20_000 } else { 128 << 20 };
+
 /// A machine's settings from the engine's.
 fn machine_settings(config: &Config) -> Settings {
     Settings {
@@ -166,6 +170,9 @@ impl Driver {
             if let Some(event) = event {
                 let time = self.workshop.shared.timekeeper.now();
                 self.machine.set_time(self.now_ms(), time);
+                let stats = &self.workshop.shared.stats;
+                let room_bytes = self.share.index_room_bytes(stats, INDEX_BYTES_MAX);
+                self.machine.set_index_room(room_bytes);
                 self.machine.handle(self.now_ms(), event);
                 self.run_effects();
             }

@@ -17,6 +17,7 @@ pub(super) struct Share {
     unpersisted_records: u64,
     transfer_bytes: u64,
     persist_bytes: u64,
+    index_bytes: u64,
     pending_since_ms: Option<i64>,
 }
 
@@ -36,6 +37,7 @@ impl Share {
             unpersisted_records: unpersisted,
             transfer_bytes: status.transfer_bytes,
             persist_bytes: status.persist_bytes,
+            index_bytes: status.index_bytes as u64,
             pending_since_ms: status.oldest_pending_timestamp_ms,
         }
     }
@@ -43,6 +45,13 @@ impl Share {
     /// Puts in what has changed since the last time.
     pub(super) fn update(&mut self, stats: &Stats, status: &Status) {
         self.become_share(stats, Self::of(status));
+    }
+
+    /// Index bytes that this stream may hold: what it has put in, and what all streams together leave of `budget_bytes`.
+    pub(super) fn index_room_bytes(&self, stats: &Stats, budget_bytes: u64) -> usize {
+        let taken_bytes = u64::try_from(stats.streams_index_bytes.get()).unwrap_or(0);
+        let left_bytes = budget_bytes.saturating_sub(taken_bytes);
+        usize::try_from(left_bytes.saturating_add(self.index_bytes)).unwrap_or(usize::MAX)
     }
 
     /// Takes all of it out: the stream is closed.
@@ -55,7 +64,7 @@ impl Share {
         if before == now {
             return;
         }
-        let rows: [(&Stat, u64, u64); 10] = [
+        let rows: [(&Stat, u64, u64); 11] = [
             (
                 &stats.streams_manifest_total_size,
                 before.total_size,
@@ -102,6 +111,11 @@ impl Share {
                 before.persist_bytes,
                 now.persist_bytes,
             ),
+            (
+                &stats.streams_index_bytes,
+                before.index_bytes,
+                now.index_bytes,
+            ),
         ];
         stats
             .pending
@@ -129,6 +143,7 @@ mod tests {
         status.stalled_offset = Some(0);
         status.oldest_pending_timestamp_ms = Some(1_000);
         status.persist_bytes = 7;
+        status.index_bytes = 300;
         one.update(&stats, &status);
         status.manifest_total_size_bytes = 20;
         status.persisted_next_offset = 4;
@@ -144,6 +159,9 @@ mod tests {
         };
         assert_eq!(sums(&stats), (120, 14, 1));
         assert_eq!(stats.streams_persist_bytes.get(), 14);
+        // Each may keep what it has, and take what is left.
+        assert_eq!(one.index_room_bytes(&stats, 1_000), 700);
+        assert_eq!(one.index_room_bytes(&stats, 500), 300);
         assert_eq!(stats.pending.lag_ms(6_000), 5_000);
         // Less than before, and the same once more.
         one.update(&stats, &status);

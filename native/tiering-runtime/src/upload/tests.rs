@@ -13,6 +13,7 @@ use crate::remote_tier::testing::{Fault, Operation};
 
 mod follower;
 mod garbage;
+mod room;
 mod world;
 
 use follower::Follower;

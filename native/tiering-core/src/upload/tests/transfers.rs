@@ -289,6 +289,31 @@ fn a_hundred_thousand_completions_in_reverse_order_take_constant_stack() {
 }
 
 #[test]
+fn the_node_s_room_for_indexes_is_kept_and_every_stream_gets_on() {
+    let mut rig = Rig::fresh_with(Settings {
+        fragment_size_bytes: 1 << 40,
+        ..settings()
+    });
+    // All of it is taken by others: this stream may take one batch all the same, and sends what it has.
+    rig.machine.set_index_room(0);
+    rig.drain(30, 0);
+    rig.write_anchor();
+    assert!(rig.machine.status().index_bytes > 0);
+    assert_eq!(rig.machine.counters().room_cuts, 1);
+    assert_eq!(rig.machine.status().assembly_chunks, 0);
+    rig.committed(500, 0);
+    let scans = |rig: &Rig| {
+        let is_scan = |effect: &&Effect| matches!(effect, Effect::Scan { .. });
+        rig.effects.iter().filter(is_scan).count()
+    };
+    assert_eq!(scans(&rig), 0, "nothing more while that is on its way");
+    // Nobody says when there is room again, so it looks by itself.
+    rig.machine.set_index_room(usize::MAX);
+    rig.wait_until_due();
+    assert_eq!(scans(&rig), 1);
+}
+
+#[test]
 fn an_outage_of_the_store_does_not_pile_up_the_indexes_of_tiny_chunks() {
     let mut rig = Rig::fresh_with(Settings {
         max_waiting_index_bytes: 40,
