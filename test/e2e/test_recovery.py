@@ -154,7 +154,7 @@ def test_a_stream_that_fails_costs_nobody_else_and_is_completed(lost, s3):
         assert arguments_of(lost.node, vhost, name) == lost.arguments[name]
 
 
-def test_history_is_read_and_goes_on(lost, s3):
+def test_history_is_read_and_continues(lost, s3):
     node = lost.node
     read_everything(node, "plain")
     # The new log begins with a chunk of osiris' own kind, which takes one offset.
