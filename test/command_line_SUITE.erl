@@ -15,6 +15,7 @@
     wrong_arguments_are_refused_with_the_usage/1,
     the_preview_names_what_disabling_hides/1,
     another_host_is_checked_before_an_upgrade/1,
+    the_list_has_all_streams_and_a_verdict/1,
     a_recovery_shows_what_the_bucket_has/1,
     a_recovery_is_refused_on_an_inert_node/1,
     no_secret_is_shown/1
@@ -43,6 +44,7 @@ all() ->
         wrong_arguments_are_refused_with_the_usage,
         the_preview_names_what_disabling_hides,
         another_host_is_checked_before_an_upgrade,
+        the_list_has_all_streams_and_a_verdict,
         a_recovery_shows_what_the_bucket_has,
         a_recovery_is_refused_on_an_inert_node,
         no_secret_is_shown
@@ -79,7 +81,8 @@ the_commands_are_in_the_help(Config) ->
             "stream_s3_status",
             "stream_s3_disable_preview",
             "stream_s3_check_host",
-            "stream_s3_recover"
+            "stream_s3_recover",
+            "stream_s3_list"
         ]
     ].
 
@@ -212,6 +215,7 @@ wrong_arguments_are_refused_with_the_usage(Config) ->
         ["stream_s3_disable_preview", "one"],
         ["stream_s3_check_host"],
         ["stream_s3_recover"],
+        ["stream_s3_list", "one"],
         ["stream_s3_status", "--no-such-option"]
     ]),
     [?assertMatch({?USAGE, _}, Result) || Result <- Results],
@@ -261,6 +265,38 @@ another_host_is_checked_before_an_upgrade(Config) ->
     ?assertMatch({?UNAVAILABLE, _}, Unreadable),
     has(element(2, Unreadable), "debug_info_unreadable"),
     ?assertMatch({?UNAVAILABLE, _}, Nowhere).
+
+the_list_has_all_streams_and_a_verdict(Config) ->
+    [{0, Text}, {0, Json}, {0, Problems}, {0, Elsewhere}] = streams(Config, [
+        ["stream_s3_list"],
+        ["stream_s3_list", "--formatter", "json"],
+        ["stream_s3_list", "--problems"],
+        ["stream_s3_list", "--vhost", "none", "--formatter", "json"]
+    ]),
+    has(Text, "1 streams: 1 ok, 0 with a problem, 0 not uploaded"),
+    has(Text, "shown in /: ok, durable [0, 400), 0 records behind, 0 s, node command1@"),
+    ?assertMatch(
+        #{
+            ~"streams" := [
+                #{
+                    ~"stream" := ~"shown",
+                    ~"vhost" := ~"/",
+                    ~"verdict" := ~"ok",
+                    ~"persisted_next_offset" := 400,
+                    ~"deletions_waiting" := 0
+                }
+            ]
+        },
+        decode(Json)
+    ),
+    has(Problems, "0 streams: 0 ok"),
+    ?assertEqual(#{~"streams" => []}, decode(Elsewhere)),
+    %% A node that does not upload says why.
+    Inert = proplists:get_value(inert, Config),
+    ok = stream_s3_ct_amqp:declare(Inert, ~"not-uploaded"),
+    [{0, NotUploaded}] = run(Inert, [["stream_s3_list", "--problems"]]),
+    has(NotUploaded, "not-uploaded in /: not uploaded, its writer's node command2@"),
+    has(NotUploaded, "fragment_size").
 
 a_recovery_shows_what_the_bucket_has(Config) ->
     Command = fun(Words) -> hd(streams(Config, [["stream_s3_recover" | Words]])) end,

@@ -205,3 +205,7 @@ def test_three_nodes(run_dir, s3):
         for node in cluster.nodes:
             node.wait_persisted("replicated", end)
             verify(consume(node, "replicated", end), 0, end, SIZE, tracked=True)
+            # Whichever node is asked.
+            streams = json.loads(node.streams("stream_s3_list", "--formatter", "json"))["streams"]
+            row = next(row for row in streams if row["stream"] == "replicated")
+            assert (row["verdict"], row["node"], row["persisted_next_offset"]) == ("ok", leader.node, end)
