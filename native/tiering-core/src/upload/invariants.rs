@@ -141,7 +141,11 @@ pub fn anchor_ordering(machine: &UploadMachine) -> bool {
 /// No more transfers than allowed; one cut that was asked for, or one at four gibibytes, may come on top.
 #[must_use]
 pub fn bounded_queue(machine: &UploadMachine) -> bool {
-    machine.transfers.len() <= machine.settings.max_in_flight_transfers + 1
+    let index_bytes: usize = (machine.transfers.plans())
+        .map(|(plan, _)| plan.index.len())
+        .sum();
+    machine.transfers.index_bytes() == index_bytes
+        && machine.transfers.len() <= machine.settings.max_in_flight_transfers + 1
 }
 
 /// Local authority: nothing is scanned while local log and manifest do not meet.

@@ -60,6 +60,7 @@ pub(super) struct Transfers {
     next_reference: u64,
     /// Deadlines and retries: time, reference.
     timers: BTreeSet<(u64, u64)>,
+    index_bytes: usize,
     in_flight: usize,
     troubled: usize,
     /// Results of transfers of other generations are not ours.
@@ -82,12 +83,9 @@ impl Transfers {
         self.queue.is_empty()
     }
 
-    /// Memory that the waiting fragments hold.
-    pub(super) fn index_bytes(&self) -> usize {
-        self.queue
-            .iter()
-            .map(|transfer| transfer.plan.index.len())
-            .sum()
+    /// Memory that the waiting fragments hold. Asked at every event, so it is kept and not added up.
+    pub(super) const fn index_bytes(&self) -> usize {
+        self.index_bytes
     }
 
     /// Chunk bytes of all of them.
@@ -190,7 +188,11 @@ impl Transfers {
     /// The head of the queue, if it is in the bucket.
     fn pop_done(&mut self) -> Option<(Arc<FragmentPlan>, u32)> {
         match self.queue.front()?.state {
-            State::Done { uid } => self.queue.pop_front().map(|transfer| (transfer.plan, uid)),
+            State::Done { uid } => {
+                let transfer = self.queue.pop_front()?;
+                self.index_bytes = (self.index_bytes).saturating_sub(transfer.plan.index.len());
+                Some((transfer.plan, uid))
+            }
             State::Held | State::InFlight | State::Waiting => None,
         }
     }
@@ -200,6 +202,7 @@ impl UploadMachine {
     pub(super) fn enqueue_transfer(&mut self, plan: FragmentPlan) {
         let reference = self.transfers.next_reference;
         self.transfers.next_reference += 1;
+        self.transfers.index_bytes = (self.transfers.index_bytes).saturating_add(plan.index.len());
         self.transfers.queue.push_back(Transfer {
             plan: Arc::new(plan),
             state: State::Held,
