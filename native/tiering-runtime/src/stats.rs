@@ -210,7 +210,7 @@ stats! {
     streams_assembly_payload_bytes,
     /// Streams whose oldest fragment does not get through (gauge).
     streams_stalled,
-    /// Memory of the indexes of fragments that are made or wait to be sent, of all streams.
+    /// Memory of the indexes of fragments that are made or wait to be sent, of all streams (gauge).
     streams_index_bytes,
     /// Committed records that are not durable yet (gauge).
     streams_unpersisted_records,
