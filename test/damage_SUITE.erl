@@ -223,7 +223,11 @@ second_fragment(S3, Node, Stream) ->
 %% Reads from the beginning: how far, and whether the server has said that the stream is not available.
 read_to_the_damage(Node, Stream) ->
     Client = open(Node),
-    Result = read_on(Client, Stream, subscribe(Client, Stream, first, 5), 0),
+    Id = subscribe(Client, Stream, first, 5),
+    Result = read_on(Client, Stream, Id, 0),
+    %% Credit that comes after the end is refused, and the connection stays.
+    ok = credit(Client, Id, 1),
+    #{} = stats(Client, ?NEIGHBOUR),
     close(Client),
     Result.
 

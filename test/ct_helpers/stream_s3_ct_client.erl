@@ -280,6 +280,9 @@ handle({tune, FrameMax, _}, #{tune := From} = State) ->
     send({response, 0, {tune, FrameMax, 0}}, State),
     gen_server:reply(From, ok),
     State;
+handle({response, _NoNumber, Refused}, State) when element(1, Refused) =:= credit ->
+    %% The subscription had ended when this credit came to the server, which says so.
+    State;
 handle({response, Number, Answer}, #{asked := Asked} = State) ->
     case maps:take(Number, Asked) of
         {none, Rest} when element(2, Answer) =:= ?OK ->
