@@ -153,8 +153,8 @@ def test_a_stream_is_deleted_while_it_uploads(cluster, s3):
     # Two rounds of every reconciler, and a node that starts: nobody brings it back.
     cluster.restart(cluster.nodes[2], STREAM)
     for node in cluster.nodes:
-        seen = node.rpc(f'rabbitmq_stream_s3_db:anchor_exists(<<"{stream_id}">>).')
-        assert seen == "false", seen
+        gone = node.rpc(f'rabbitmq_stream_s3_db:gone([<<"{stream_id}">>]) =:= {{ok, [<<"{stream_id}">>]}}.')
+        assert gone == "true", gone
         assert stream_id not in node.rpc("rabbitmq_stream_s3_manifest_cache:streams().")
     late = [e for e in s3.log(after=mark, operation="PutObject", key=stream_id)]
     assert late == [], "something was uploaded after the deletion"

@@ -86,7 +86,7 @@ def test_what_a_replica_needs_stays_until_it_has_it(cluster):
         assert len(leader.segments(STREAM)) > kept
         other.wait_trimmed(STREAM, segments=3)
     wait_everywhere(cluster, leader, following)
-    assert lags(leader, "given_up") == 0
+    assert lags(leader, "given_up_total") == 0
     # The same member goes on: it was not started anew, and its log not thrown away.
     assert member(replica) == begun
     assert crashes(cluster) == 0
@@ -101,7 +101,7 @@ def test_no_more_stays_than_the_setting_allows(cluster):
     replica = standing(cluster, leader)
     with cluster.frozen(replica):
         following = round_of(cluster, leader, following)
-        wait_until(lambda: lags(leader, "given_up") > 0, 60, "the oldest of it is given up")
+        wait_until(lambda: lags(leader, "given_up_total") > 0, 60, "the oldest of it is given up")
         assert lags(leader, "bytes") <= 3_145_728
         assert "are no longer kept for replica" in leader.log()
     wait_everywhere(cluster, leader, following)
