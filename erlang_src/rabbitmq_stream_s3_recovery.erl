@@ -2,8 +2,8 @@
 -moduledoc """
 Keeps the job that brings streams back from the bucket: one at a time on a node.
 
-Owns its progress and its results, the last job's too. Does not own the work
-(rabbitmq_stream_s3_recovery_job).
+Owns its progress and its results, the last job's too. The job ends with this process, and with the
+plugin. Does not own the work (rabbitmq_stream_s3_recovery_job).
 """.
 
 -behaviour(gen_server).
@@ -60,6 +60,8 @@ call(Request) ->
 
 -spec init([]) -> {ok, #state{}}.
 init([]) ->
+    %% The job is linked, and its end is a message.
+    _ = process_flag(trap_exit, true),
     {ok, #state{}}.
 
 -dialyzer({nowarn_function, handle_call/3}).
@@ -70,7 +72,7 @@ handle_call({start, Kind, Selection}, _From, #state{job = undefined} = State) ->
     Work = fun() ->
         exit({finished, rabbitmq_stream_s3_recovery_job:work(Kind, Selection, Report)})
     end,
-    {_Pid, Job} = spawn_monitor(Work),
+    {_Pid, Job} = spawn_opt(Work, [link, monitor]),
     Status = #{state => running, kind => Kind, step => listing, done => 0, total => 0},
     {reply, ok, State#state{job = Job, status = Status}};
 handle_call({start, _Kind, _Selection}, _From, State) ->

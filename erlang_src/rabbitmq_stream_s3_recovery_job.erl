@@ -39,7 +39,9 @@ work(Kind, Selection, Report) ->
         Ids = [Id || Id <- All, rabbitmq_stream_s3_recovery_plan:selected(Id, Selection)],
         ok = Report(#{step => inspecting, total => length(Ids)}),
         {Found, Failed} = inspect(Ids, Engine, depth(Kind), Report),
-        Cluster = {existing(Found, Selection), in_use()},
+        InUse = in_use(),
+        {ok, Deleted} ?= deleted(InUse),
+        Cluster = {existing(Found, Selection), InUse, Deleted},
         Judged = rabbitmq_stream_s3_recovery_plan:judge(Found, Selection, Cluster),
         {ok, recover(Kind, Judged, Engine, Report) ++ Failed}
     end.
@@ -73,7 +75,7 @@ inspect(Ids, Engine, Depth, Report) ->
         end,
         Ids,
         ?INSPECTIONS_MAX,
-        fun(Done) -> Report(#{done => Done}) end
+        Report
     ),
     {[Found || {ok, Found} <- Inspected], [Failed || {error, Failed} <- Inspected]}.
 
@@ -109,6 +111,13 @@ in_use() ->
         #{name := Name} <- [amqqueue:get_type_state(Queue)]
     ].
 
+%% What this cluster had: their objects are being removed, or will be after their grace period.
+deleted(InUse) ->
+    case rabbitmq_stream_s3_db_register:list() of
+        {ok, Registered} -> {ok, Registered -- InUse};
+        {error, _} -> {error, <<"the metadata store does not say which streams were deleted">>}
+    end.
+
 recover(run, Judged, Engine, Report) ->
     Total = length([J || #{verdict := V} = J <- Judged, is_to_recover(V)]),
     ok = Report(#{step => recovering, done => 0, total => Total}),
@@ -119,7 +128,7 @@ recover(run, Judged, Engine, Report) ->
         end,
         ToDo,
         ?DECLARATIONS_MAX,
-        fun(Done) -> Report(#{done => Done}) end
+        Report
     ),
     Recovered ++ [result(J) || J <- Others];
 recover(_ListOrPlan, Judged, _Engine, _Report) ->
@@ -138,21 +147,20 @@ result(#{verdict := Verdict, text := Text, found := Found} = Judged) ->
         end,
     maps:merge(Found, Name#{verdict => Verdict, text => Text}).
 
--dialyzer({nowarn_function, [work/3, inspect/4, recover/4, in_parallel/4, in_parallel/6]}).
-%% As lists:map/2, by so many processes at once; what one of them ends with ends all.
+%% As lists:map/2, by so many processes at once. They are linked: what one of them ends with ends all, and
+%% they end with the job.
 in_parallel(Fun, List, Max, Report) ->
-    in_parallel(Fun, lists:enumerate(List), Max, Report, #{}, []).
+    in_parallel(Fun, lists:enumerate(List), Max, Report, 0, []).
 
-in_parallel(_Fun, [], _Max, _Report, Running, Done) when map_size(Running) =:= 0 ->
+in_parallel(_Fun, [], _Max, _Report, 0, Done) ->
     [Result || {_Number, Result} <- lists:sort(Done)];
-in_parallel(Fun, [{Number, Item} | Rest], Max, Report, Running, Done) when map_size(Running) < Max ->
-    {_Pid, Monitor} = spawn_monitor(fun() -> exit({result, Fun(Item)}) end),
-    in_parallel(Fun, Rest, Max, Report, Running#{Monitor => Number}, Done);
-in_parallel(Fun, Rest, Max, Report, Running0, Done) ->
+in_parallel(Fun, [{Number, Item} | Rest], Max, Report, Running, Done) when Running < Max ->
+    Job = self(),
+    _ = spawn_link(fun() -> Job ! {?MODULE, Number, Fun(Item)} end),
+    in_parallel(Fun, Rest, Max, Report, Running + 1, Done);
+in_parallel(Fun, Rest, Max, Report, Running, Done) ->
     receive
-        {'DOWN', Monitor, process, _Pid, Reason} when is_map_key(Monitor, Running0) ->
-            {Number, Running} = maps:take(Monitor, Running0),
-            {result, Result} = Reason,
-            ok = Report(length(Done) + 1),
-            in_parallel(Fun, Rest, Max, Report, Running, [{Number, Result} | Done])
+        {?MODULE, Number, Result} ->
+            ok = Report(#{done => length(Done) + 1}),
+            in_parallel(Fun, Rest, Max, Report, Running - 1, [{Number, Result} | Done])
     end.

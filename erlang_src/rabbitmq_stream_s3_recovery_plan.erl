@@ -20,6 +20,7 @@ Owns the judgement, from what was found and from what this cluster has. Pure: as
     | interrupted
     | in_use
     | name_taken
+    | deleted
     | older_history
     | unnamed
     | empty.
@@ -34,13 +35,16 @@ selected(_StreamId, _Selection) -> true.
 
 -doc """
 A verdict for each that is asked for; streams whose id is in `InUse` belong to a queue of this cluster,
-whatever its name.
+whatever its name, and those in `Deleted` did so until it was deleted.
 """.
--spec judge([found()], selection(), {existing(), InUse :: [stream_id()]}) -> [judged()].
-judge(Found, Selection, {Existing, InUse}) ->
+-spec judge(
+    [found()], selection(), {existing(), InUse :: [stream_id()], Deleted :: [stream_id()]}
+) -> [judged()].
+judge(Found, Selection, {Existing, InUse, Deleted}) ->
     Named = [{name(F, Selection), F} || F <- Found, wanted(F, Selection)],
     Newest = lists:foldl(fun newest/2, #{}, Named),
-    [verdict(Name, F, Newest, Existing, InUse) || {Name, F} <- Named].
+    Gone = maps:from_keys(Deleted, []),
+    [verdict(Name, F, Newest, {Existing, InUse, Gone}) || {Name, F} <- Named].
 
 wanted(#{vhost := VHost}, #{vhost := Wanted}) when VHost =/= Wanted, VHost =/= undefined -> false;
 wanted(#{queue := Queue}, #{queue := Wanted}) when Queue =/= Wanted -> false;
@@ -70,13 +74,19 @@ newest({Name, #{stream_id := Id} = Found}, Newest) ->
 key(#{modified_ms := undefined, stream_id := Id}) -> {0, Id};
 key(#{modified_ms := Ms, stream_id := Id}) -> {Ms, Id}.
 
-verdict(unnamed, Found, _, _, _) ->
+verdict(_Name, #{stream_id := Id} = Found, _, {_, _, Gone}) when is_map_key(Id, Gone) ->
+    judged(
+        deleted,
+        Found,
+        <<"this cluster has deleted it: what is left of it is being removed">>
+    );
+verdict(unnamed, Found, _, _) ->
     judged(
         unnamed,
         Found,
         <<"its objects do not say of which queue it is: choose it with --stream-id, and name it with --as">>
     );
-verdict(Name, #{stream_id := Id} = Found, Newest, Existing, InUse) ->
+verdict(Name, #{stream_id := Id} = Found, Newest, {Existing, InUse, _Gone}) ->
     Judged =
         case maps:get(Name, Existing, none) of
             {stream, Id, not_started} ->
@@ -119,6 +129,8 @@ warning(#{objects := #{affected_count := Count, affected := [{_, First, Last, _}
     Count > 0
 ->
     text("~b objects are missing or damaged, the first has offsets ~b to ~b", [Count, First, Last - 1]);
+warning(#{arguments := undefined}) ->
+    <<"its arguments are not known: it gets none, and so no retention of its own">>;
 warning(_Found) ->
     <<>>.
 

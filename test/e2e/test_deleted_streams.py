@@ -1,5 +1,7 @@
 """Objects of deleted streams go, whatever was down when the stream was deleted."""
 
+import json
+
 import pytest
 
 from stream_s3_e2e.publish import publish
@@ -61,6 +63,12 @@ def test_deletions_are_refused(broker, s3):
     delete(broker, "refused")
     s3.wait_log(1, operation="DeleteObjects", status=403)
     assert folder(s3, stream_id)
+    # It does not come back because somebody recovers what the bucket has, and nobody beside it is touched.
+    results = json.loads(broker.streams("stream_s3_recover", "run", "--formatter", "json"))
+    verdicts = {result["stream_id"]: result["verdict"] for result in results}
+    assert verdicts.pop(stream_id) == "deleted"
+    assert set(verdicts.values()) == {"in_use"}
+    assert broker.rpc('rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"refused">>)).') == "{error, not_found}"
     s3.clear_faults()
     wait_gone(s3, stream_id)
 

@@ -44,7 +44,7 @@ others() ->
         {"attaching without a quorum waits", fun attaches_without_a_quorum/0},
         {"no gap, no question", fun no_gap/0},
         {"what is forgotten meanwhile does not count", fun forgotten/0},
-        {"only so many are found out at once", fun bounded/0},
+        {"only so many are verified at once", fun bounded/0},
         {"a proof that fails again and again is logged once, and so is its end", fun failing_is_logged/0}
     ].
 

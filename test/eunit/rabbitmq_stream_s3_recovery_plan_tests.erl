@@ -14,7 +14,7 @@ found(Id, More) ->
             stream_id => Id,
             vhost => <<"/">>,
             queue => <<"orders">>,
-            arguments => undefined,
+            arguments => ~"AAAA",
             cluster => undefined,
             root => {3, 17},
             modified_ms => 1_000,
@@ -34,7 +34,7 @@ name(Queue) -> rabbit_misc:r(<<"/">>, queue, Queue).
 verdicts(Found, Selection, Cluster) ->
     #{Id => V || #{verdict := V, found := #{stream_id := Id}} <- ?PLAN:judge(Found, Selection, Cluster)}.
 
-nothing_here() -> {#{}, []}.
+nothing_here() -> {#{}, [], []}.
 
 not_here_test() ->
     [Judged] = ?PLAN:judge([found(~"a")], #{}, nothing_here()),
@@ -52,19 +52,29 @@ the_newest_of_one_name_wins_test() ->
     ?assertEqual(Wanted, verdicts(lists:reverse(Both), #{}, nothing_here())).
 
 what_is_here_is_left_alone_test() ->
-    Here = fun(What) -> verdicts([found(~"a")], #{}, {#{name(~"orders") => What}, []}) end,
+    Here = fun(What) -> verdicts([found(~"a")], #{}, {#{name(~"orders") => What}, [], []}) end,
     ?assertEqual(#{~"a" => in_use}, Here({stream, ~"a", started})),
     ?assertEqual(#{~"a" => interrupted}, Here({stream, ~"a", not_started})),
     ?assertEqual(#{~"a" => name_taken}, Here({stream, ~"b", started})),
     ?assertEqual(#{~"a" => name_taken}, Here(other)),
     %% Two queues must never write to one folder, whatever their names.
-    ?assertEqual(#{~"a" => in_use}, verdicts([found(~"a")], #{}, {#{}, [~"a"]})),
-    Again = verdicts([found(~"a")], #{stream_id => ~"a", as => ~"copy"}, {#{}, [~"a"]}),
+    ?assertEqual(#{~"a" => in_use}, verdicts([found(~"a")], #{}, {#{}, [~"a"], []})),
+    Again = verdicts([found(~"a")], #{stream_id => ~"a", as => ~"copy"}, {#{}, [~"a"], []}),
     ?assertEqual(#{~"a" => in_use}, Again).
+
+%% What is left of it is being removed: also who asks for just this one must not get half of it.
+what_this_cluster_has_deleted_does_not_come_back_test() ->
+    Deleted = {#{}, [], [~"a"]},
+    ?assertEqual(
+        #{~"a" => deleted, ~"b" => recoverable},
+        verdicts([found(~"a"), found(~"b", #{queue => ~"bills"})], #{}, Deleted)
+    ),
+    Chosen = #{stream_id => ~"a", as => ~"copy"},
+    ?assertEqual(#{~"a" => deleted}, verdicts([found(~"a")], Chosen, Deleted)).
 
 another_name_test() ->
     Selection = #{stream_id => ~"a", as => ~"copy"},
-    Taken = {#{name(~"orders") => {stream, ~"b", started}}, [~"b"]},
+    Taken = {#{name(~"orders") => {stream, ~"b", started}}, [~"b"], []},
     [Judged] = ?PLAN:judge([found(~"a")], Selection, Taken),
     ?assertMatch(#{verdict := recoverable}, Judged),
     ?assertEqual(name(~"copy"), maps:get(name, Judged)).
@@ -91,6 +101,10 @@ what_is_wrong_is_said_test() ->
         Text
     end,
     ?assertEqual(~"it has no record", Text(#{first_offset => 100})),
+    ?assertEqual(
+        ~"its arguments are not known: it gets none, and so no retention of its own",
+        Text(#{arguments => undefined})
+    ),
     ?assertEqual(~"no manifest can be read: one is made from the fragments", Text(#{root => rebuilt})),
     ?assertEqual(
         ~"the newest manifest is damaged: offsets 100 to 149 are lost",

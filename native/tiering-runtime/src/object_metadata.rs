@@ -12,8 +12,9 @@ use tiering_core::manifest::Lineage;
 
 use crate::upload::UploadConfig;
 
-/// S3 takes 2 KB of names and values in all.
+/// S3 takes 2 KB of names and values in all; some stores count the prefix of a name, too.
 const METADATA_BYTES_MAX: usize = 2_048;
+const PREFIX_BYTES: usize = "x-amz-meta-".len();
 /// In a fragment, these can be long; everything else is short.
 const STREAM_BYTES_MAX: usize = 600;
 const NAME_BYTES_MAX: usize = 400;
@@ -91,7 +92,7 @@ pub(crate) fn root(about: &AboutStream, next_offset: u64, history: &RootHistory)
     let mut left = METADATA_BYTES_MAX;
     let mut fields = Vec::new();
     for (name, value) in by_importance.into_iter().flatten() {
-        if let Some(rest) = left.checked_sub(name.len() + value.len()) {
+        if let Some(rest) = left.checked_sub(PREFIX_BYTES + name.len() + value.len()) {
             left = rest;
             fields.push((name, value));
         }
@@ -237,7 +238,7 @@ mod tests {
         assert!(fields.iter().all(|(_, value)| value.is_ascii()));
         let bytes: usize = fields
             .iter()
-            .map(|(name, value)| name.len() + value.len())
+            .map(|(name, value)| PREFIX_BYTES + name.len() + value.len())
             .sum();
         assert!(bytes <= METADATA_BYTES_MAX, "{bytes}");
         let fields = fields.into_iter();

@@ -18,3 +18,6 @@ pub use range::ManifestRange;
 pub use registry::{ManifestState, Manifests, Offered, ResolvedManifest, StreamId, Unusable};
 pub use resolve::ResolveError;
 pub(crate) use resolve::resolve;
+
+/// A group has some thousand entries of 34 bytes, with another program's threshold perhaps more; a larger object is not a group.
+pub(crate) const GROUP_BYTES_MAX: u64 = 16 << 20;

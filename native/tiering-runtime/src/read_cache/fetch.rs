@@ -11,8 +11,9 @@ use bytes::{Bytes, BytesMut};
 
 use super::flights::{Landing, Life};
 use super::store::Held;
-use super::{BLOCK_BYTES, GROUP_BYTES_MAX, Inner, Part, PartKey, Source};
+use super::{BLOCK_BYTES, Inner, Part, PartKey, Source};
 use crate::buffer_pool::PooledBuffer;
+use crate::manifests::GROUP_BYTES_MAX;
 use crate::read_memory::Memory;
 use crate::remote_tier::{RangeSink, StoreError, StoreErrorKind};
 

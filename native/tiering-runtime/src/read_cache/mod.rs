@@ -49,9 +49,6 @@ const LOOKUPS_SHARE: u64 = 8;
 const IDLE_SHARE: u64 = 16;
 const IDLE_BLOCKS_MAX: u64 = 64;
 
-/// A group has some thousand entries of 34 bytes; a larger object is not a group.
-const GROUP_BYTES_MAX: u64 = 16 << 20;
-
 /// Which part of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Part {

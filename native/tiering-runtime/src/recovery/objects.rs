@@ -4,17 +4,14 @@
 
 use std::collections::HashMap;
 
-use log_format::fragment::HEADER_BYTES;
+use log_format::fragment::{HEADER_BYTES, INDEX_RECORD_BYTES};
 use log_format::key::Object;
 use log_format::manifest::{Entry, Group, Kind, Root};
 
+use crate::manifests::GROUP_BYTES_MAX;
 use crate::remote_tier::{KEYS_MAX, StoreError, StoreErrorKind};
 use crate::shared::Shared;
 
-/// Ours have at most 1,024 entries; another program's threshold may be larger.
-const GROUP_BYTES_MAX: u64 = 16 << 20;
-/// One index record; a fragment has at least one chunk.
-const INDEX_RECORD_BYTES: u64 = 20;
 /// So many are named; the others are counted.
 const AFFECTED_MAX: usize = 100;
 
@@ -101,7 +98,7 @@ pub(super) async fn compare(
                 }
                 None => {
                     objects.unnamed += 1;
-                    objects.unnamed_bytes += object.size_bytes;
+                    objects.unnamed_bytes = objects.unnamed_bytes.saturating_add(object.size_bytes);
                 }
             }
         }
@@ -139,7 +136,10 @@ async fn walk(
             continue;
         }
         let least_bytes = match entry.kind {
-            Kind::Fragment => HEADER_BYTES as u64 + entry.size_bytes + INDEX_RECORD_BYTES,
+            // A fragment has at least one chunk.
+            Kind::Fragment => {
+                ((HEADER_BYTES + INDEX_RECORD_BYTES) as u64).saturating_add(entry.size_bytes)
+            }
             Kind::Group | Kind::KiloGroup | Kind::MegaGroup => 1,
         };
         let name = (entry.kind.to_byte(), entry.first_offset, entry.uid);

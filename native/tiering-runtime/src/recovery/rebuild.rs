@@ -4,8 +4,9 @@
 //! holes, so what is found is the run of fragments that ends last; the ones before a hole are not in it, and stay in the bucket.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use log_format::fragment::HEADER_BYTES;
+use log_format::fragment::{FragmentIndexRecord, HEADER_BYTES, INDEX_RECORD_BYTES};
 use log_format::key::Object;
 use log_format::manifest::{Entry, Kind, Root};
 
@@ -16,7 +17,6 @@ use crate::shared::Shared;
 
 /// A root has 34 bytes for each; a stream of more needs its groups.
 const FRAGMENTS_MAX: usize = 1_000_000;
-const INDEX_RECORD_BYTES: u64 = 20;
 
 impl Usable {
     pub(super) fn passing_over(mut self, passed_over: Vec<(String, String)>) -> Self {
@@ -128,18 +128,16 @@ async fn describe(
     ) else {
         return Ok((None, head.metadata));
     };
-    let index_start = HEADER_BYTES as u64 + size_bytes;
-    let is_whole = head.size_bytes == index_start + chunks * INDEX_RECORD_BYTES && chunks > 0;
-    if !is_whole || next_offset <= first_offset {
-        return Ok((None, head.metadata));
-    }
-    let first = index_start..index_start + INDEX_RECORD_BYTES;
-    let last = head.size_bytes - INDEX_RECORD_BYTES..head.size_bytes;
-    let first = timestamp(&shared.retrying.get_range(&key, first).await?);
-    let last = timestamp(&shared.retrying.get_range(&key, last).await?);
-    let (Some(first_timestamp_ms), Some(last_timestamp_ms)) = (first, last) else {
+    let places = index_ends(head.size_bytes, size_bytes, chunks);
+    let Some((first, last)) = places.filter(|_| next_offset > first_offset) else {
         return Ok((None, head.metadata));
     };
+    let first = FragmentIndexRecord::decode(&shared.retrying.get_range(&key, first).await?);
+    let last = FragmentIndexRecord::decode(&shared.retrying.get_range(&key, last).await?);
+    let (Some(first), Some(last)) = (first, last) else {
+        return Ok((None, head.metadata));
+    };
+    let (first_timestamp_ms, last_timestamp_ms) = (first.timestamp_ms, last.timestamp_ms);
     let fragment = Fragment {
         entry: Entry {
             first_offset,
@@ -155,10 +153,16 @@ async fn describe(
     Ok((Some(fragment), head.metadata))
 }
 
-/// Of an index record: offset u64, timestamp i64, position u32.
-fn timestamp(record: &[u8]) -> Option<i64> {
-    let bytes = record.get(8..16)?.try_into().ok()?;
-    Some(i64::from_be_bytes(bytes))
+/// Where the first and the last index record are, if the object is as long as its metadata says. That may be anything.
+fn index_ends(object_bytes: u64, data_bytes: u64, chunks: u64) -> Option<(Range<u64>, Range<u64>)> {
+    let record_bytes = INDEX_RECORD_BYTES as u64;
+    let start = (HEADER_BYTES as u64).checked_add(data_bytes)?;
+    let end = start.checked_add(chunks.checked_mul(record_bytes)?)?;
+    let ends = (
+        start..start.checked_add(record_bytes)?,
+        end.checked_sub(record_bytes)?..end,
+    );
+    (chunks > 0 && end == object_bytes).then_some(ends)
 }
 
 /// The fragments that follow each other without a hole and end last. Of two that begin at one place, that of the later writer.
@@ -242,6 +246,24 @@ mod tests {
         assert_eq!(root.check(), Ok(()));
         assert_eq!((root.first_offset, root.next_offset), (20, 50));
         assert_eq!(root.total_size_bytes, 30);
+    }
+
+    #[test]
+    fn metadata_that_does_not_fit_the_object_names_no_place() {
+        let start = HEADER_BYTES as u64 + 100;
+        assert_eq!(
+            index_ends(start + 40, 100, 2),
+            Some((start..start + 20, start + 20..start + 40))
+        );
+        for (object_bytes, data_bytes, chunks) in [
+            (start, 100, 0),
+            (start + 40, 100, 3),
+            (start + 40, u64::MAX, 2),
+            (start + 40, 100, u64::MAX / 20 + 3),
+            (u64::MAX, u64::MAX - 8, 1),
+        ] {
+            assert_eq!(index_ends(object_bytes, data_bytes, chunks), None);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! One random part for each series of attempts to store the same bytes: a PUT that was stored and not answered is the same object
 //! when it is sent again.
 //!
-//! Owns which attempts have not succeeded yet. Forgets them with the stream: what a crash leaves is found as unreachable. Does not
+//! Owns which attempts have not succeeded yet. Forgets them with the stream: what a crash leaves stays in the bucket. Does not
 //! own what is deleted (`driver/deletions`).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

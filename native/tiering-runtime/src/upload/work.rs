@@ -17,13 +17,10 @@ use super::driver::Deleted;
 use super::series::{Attempt, Identity, Place, Series};
 use crate::clock::random_uid;
 use crate::local_log::FragmentBody;
-use crate::manifests::{RootReadError, fetch_root};
+use crate::manifests::{GROUP_BYTES_MAX, RootReadError, fetch_root};
 use crate::object_metadata::{self, AboutStream, RootHistory};
 use crate::remote_tier::{PutBody, PutRequest, StoreError, StoreErrorKind, failure};
 use crate::shared::Shared;
-
-/// Ours have at most 1,024 entries; another program's threshold may be larger.
-const GROUP_BYTES_MAX: u64 = 16 << 20;
 
 /// What a piece of work needs.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! Deletions of a stream that is open: one batch at a time, tried again until the store has done it.
 //!
 //! Owns what waits and when it is tried. Asks the machine before each try whether something names the object by now. What waits
-//! when the stream is closed is found as unreachable later. Does not own what is garbage (the machine does).
+//! when the stream is closed stays in the bucket: a recovery's plan counts it. Does not own what is garbage (the machine does).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::tasks::{Done, Task};
 use crate::remote_tier::KEYS_MAX;
 use crate::stats::Stats;
 
-/// Objects of one stream that wait for their deletion; what is more is left to the search for unreachable objects.
+/// Objects of one stream that wait for their deletion; what is more is counted as failed, and stays in the bucket.
 const WAITING_MAX: usize = 100_000;
 const PAUSE_MIN_MS: u64 = if cfg!(test) { 10 } else { 1_000 };
 /// A permission that is missing is given by a person.
@@ -90,6 +90,13 @@ impl Deletions {
         (stats.deletions_waiting).subtract(before.saturating_sub(now) as u64);
     }
 
+    /// What failed is gone, or named again.
+    fn nothing_waits(&mut self) {
+        self.failures = 0;
+        self.reason = None;
+        self.due_ms = None;
+    }
+
     fn ended(&mut self, now_ms: u64, Deleted { left, reason }: Deleted) {
         for object in self.tried.drain(..) {
             if !left.contains(&object) {
@@ -104,9 +111,7 @@ impl Deletions {
             if self.failures > 0 {
                 tracing::info!("objects of the stream can be deleted again");
             }
-            self.failures = 0;
-            self.reason = None;
-            self.due_ms = None;
+            self.nothing_waits();
             return;
         }
         let reason = reason.unwrap_or_else(|| "the store did not say why".to_owned());
@@ -152,6 +157,8 @@ impl Driver {
         (self.deletions.waiting).retain(|object| !machine.is_named(object));
         let count = self.deletions.waiting.len().min(KEYS_MAX);
         if count == 0 {
+            self.deletions.nothing_waits();
+            self.show_problem();
             return;
         }
         let batch: Vec<StoredObject> = self.deletions.waiting.drain(..count).collect();
@@ -171,5 +178,56 @@ impl Driver {
         let left = self.deletions.tried.clone();
         let reason = Some(text.to_owned());
         self.deletion_ended(Deleted { left, reason });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OBJECT: StoredObject = StoredObject::Fragment {
+        first_offset: 7,
+        uid: 1,
+    };
+
+    /// The pause after a batch that failed.
+    fn fail(deletions: &mut Deletions) -> u64 {
+        deletions.waiting.clear();
+        deletions.tried = vec![OBJECT];
+        let left = vec![OBJECT];
+        let reason = Some("AccessDenied".to_owned());
+        deletions.ended(1_000, Deleted { left, reason });
+        deletions.poll_timeout().expect("it is tried again") - 1_000
+    }
+
+    #[test]
+    fn the_pause_doubles_and_ends_at_five_minutes() {
+        let mut deletions = Deletions::default();
+        let pauses: Vec<u64> = (0..70).map(|_| fail(&mut deletions)).collect();
+        assert_eq!(
+            pauses[..3],
+            [PAUSE_MIN_MS, 2 * PAUSE_MIN_MS, 4 * PAUSE_MIN_MS]
+        );
+        assert_eq!(pauses.last(), Some(&PAUSE_MAX_MS));
+        assert_eq!((deletions.waiting(), deletions.fragments_deleted), (1, 0));
+    }
+
+    #[test]
+    fn a_problem_begins_at_the_third_failure_and_ends_when_nothing_waits() {
+        let mut deletions = Deletions::default();
+        let problems: Vec<bool> = (0..3)
+            .map(|_| {
+                fail(&mut deletions);
+                deletions.problem().is_some()
+            })
+            .collect();
+        assert_eq!(problems, [false, false, true]);
+        // What waits is named again, so there is nothing to try.
+        deletions.waiting.clear();
+        deletions.nothing_waits();
+        assert_eq!(
+            (deletions.problem(), deletions.poll_timeout()),
+            (None, None)
+        );
     }
 }

@@ -37,6 +37,17 @@ impl World {
     }
 }
 
+/// All of its log is in the bucket, and nothing else.
+fn durable() -> (World, Opened) {
+    let mut world = World::new(|_| ());
+    fill(&mut world.log);
+    let stream = world.open(1);
+    world.tell_committed(&stream, 0);
+    cut_until(&mut world, &stream);
+    world.until_nothing_else_is_stored();
+    (world, stream)
+}
+
 fn lose(world: &World, key_part: &str, times: u32) {
     for _ in 0..times {
         let fault = Fault::lose_answer(Operation::Put, StoreErrorKind::Connection);
@@ -97,12 +108,7 @@ fn a_root_that_was_stored_and_not_answered_does_not_stay() {
 
 #[test]
 fn a_deletion_that_is_refused_is_a_problem_and_done_once_it_is_allowed() {
-    let mut world = World::new(|_| ());
-    fill(&mut world.log);
-    let stream = world.open(1);
-    world.tell_committed(&stream, 0);
-    cut_until(&mut world, &stream);
-    world.until_nothing_else_is_stored();
+    let (mut world, stream) = durable();
     let fault = Fault::fail(Operation::Delete, StoreErrorKind::AccessDenied);
     world.faults.inject(fault.times(u32::MAX));
     let before = stream.handle.status().counters.fragments_deleted;
@@ -136,12 +142,7 @@ fn a_deletion_that_is_refused_is_a_problem_and_done_once_it_is_allowed() {
 
 #[test]
 fn what_is_refused_within_a_success_is_tried_again() {
-    let mut world = World::new(|_| ());
-    fill(&mut world.log);
-    let stream = world.open(1);
-    world.tell_committed(&stream, 0);
-    cut_until(&mut world, &stream);
-    world.until_nothing_else_is_stored();
+    let (mut world, stream) = durable();
     world.faults.inject(Fault::refuse_first().times(2));
     retain(&stream, 30_000);
     until_retained(&mut world, &stream, 30_000);
@@ -152,12 +153,7 @@ fn what_is_refused_within_a_success_is_tried_again() {
 
 #[test]
 fn a_deletion_whose_task_dies_is_tried_again() {
-    let mut world = World::new(|_| ());
-    fill(&mut world.log);
-    let stream = world.open(1);
-    world.tell_committed(&stream, 0);
-    cut_until(&mut world, &stream);
-    world.until_nothing_else_is_stored();
+    let (mut world, stream) = durable();
     world.faults.inject(Fault::panic(Operation::Delete));
     retain(&stream, 30_000);
     until_retained(&mut world, &stream, 30_000);
@@ -167,11 +163,7 @@ fn a_deletion_whose_task_dies_is_tried_again() {
 
 #[test]
 fn a_stream_that_is_closed_is_no_longer_in_the_gauge() {
-    let mut world = World::new(|_| ());
-    fill(&mut world.log);
-    let stream = world.open(1);
-    world.tell_committed(&stream, 0);
-    cut_until(&mut world, &stream);
+    let (mut world, stream) = durable();
     let fault = Fault::fail(Operation::Delete, StoreErrorKind::AccessDenied);
     world.faults.inject(fault.times(u32::MAX));
     retain(&stream, 30_000);
